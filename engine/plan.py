@@ -1,0 +1,59 @@
+"""The seam between scheduler and runner: what one step computes, and what came out of it.
+
+The unit is tokens per sequence. A prompt's chunk, the rest behind a prefix hit and a decode step are the same thing: the
+next `len(token_ids)` tokens of a sequence, from position `start` on.
+
+        0          start        start + len(token_ids)
+        ├── KV is in the pool ──┼── this step ──┤
+        └─ block_ids cover ─────────────────────┘   (the last block may be partly filled)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from wire.ids import BlockId, RequestId
+from wire.sequence import SampledToken, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """Draw the token behind the last one of this step.
+
+    `position` is the drawn token's index in the sequence: with the seed it fixes the noise, whoever draws.
+    `prompt` and `output` are given only when `params.needs_history`.
+    """
+
+    params: SamplingParams
+    position: int
+    banned_token_ids: frozenset[int] = frozenset()  # end tokens, while min_tokens is not reached
+    prompt: tuple[int, ...] = ()
+    output: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    request_id: RequestId
+    token_ids: tuple[int, ...]
+    start: int
+    block_ids: tuple[BlockId, ...]
+    sample: SampleRequest | None  # None: a chunk that is not the last
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    step: int
+    sequences: tuple[ScheduledSequence, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(sequence.token_ids) for sequence in self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """`sampled` holds a token for every sequence whose `sample` was set."""
+
+    step: int
+    sampled: Mapping[RequestId, SampledToken] = field(default_factory=dict)
