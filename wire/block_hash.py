@@ -19,7 +19,7 @@ _TOKEN_TYPECODE = "I"  # 4 bytes on every platform that CPython supports
 
 
 def root_hash(block_size: int, cache_salt: str = "") -> BlockHash:
-    """The parent of every first block; differs by block size and salt. Lengths are prefixed, so parts cannot run together."""
+    """The parent of every first block; differs by block size and salt (lengths are prefixed: parts cannot run together)."""
     salt = cache_salt.encode()
     digest = hashlib.blake2b(_ROOT_TAG, digest_size=32)
     digest.update(block_size.to_bytes(4, "little") + len(salt).to_bytes(4, "little") + salt)

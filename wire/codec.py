@@ -22,7 +22,7 @@ class Codec(Generic[MessageT]):
 
     def __init__(self, message_type: object) -> None:
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(message_type)  # type: ignore[arg-type]
+        self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(message_type)
 
     def encode(self, message: msgspec.Struct) -> bytes:
         return self._encoder.encode(message)
