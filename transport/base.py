@@ -145,8 +145,17 @@ class Transport(ABC):
 
     scheme: str
 
+    owns_memory: bool
+    """True: regions are memory that this transport makes (a shared segment). False: any memory of the process will do."""
+
     @abstractmethod
-    def create_region(self, nbytes: int) -> Region: ...
+    def create_region(self, nbytes: int, memory: memoryview | None = None) -> Region:
+        """Register memory for peers to write into: new memory, or `memory` (`nbytes` long; still the caller's afterwards),
+        so that several transports can offer the same bytes.
+
+        Raises:
+            ValueError: `memory` was given and this transport makes its own, or its size is not `nbytes`.
+        """
 
     @abstractmethod
     async def listen(self, address: str, on_channel: OnChannel) -> Listener:

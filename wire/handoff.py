@@ -23,12 +23,22 @@ from wire.kv_layout import Fingerprint
 from wire.sequence import SampledToken
 
 
+class ProcessMark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which process writes, so that a D on the same host can see that it is gone (a pid alone is soon somebody else's)."""
+
+    pid: int
+    start_ticks: int  # field 22 of /proc/<pid>/stat; 0: unknown
+    pid_namespace: str  # "" : unknown
+    boot_id: str
+
+
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):
     protocol_version: int
     prefill: WorkerId
     incarnation: Incarnation
     expected_decode: Incarnation  # a successor at the same address refuses
     fingerprint: Fingerprint
+    process: ProcessMark
     token: str = ""
 
 

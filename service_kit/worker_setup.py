@@ -1,0 +1,73 @@
+"""What the composition roots of both workers make of their settings."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from service_kit.cpus import available_cpus
+from service_kit.errors import SettingsError
+from service_kit.worker_settings import WorkerSettings
+from transport.base import Transport
+from transport.options import TransportOptions
+from transport.registry import create_transport
+from wire.control import Endpoint, Role, WorkerInfo
+from wire.ids import Incarnation, WorkerId
+from wire.kv_layout import Fingerprint
+
+
+def require_model_dir(settings: WorkerSettings, role: Role) -> Path:
+    """
+    Raises:
+        SettingsError: no converted model was given (the command line finds or makes one).
+    """
+    if settings.model_dir is None:
+        raise SettingsError("model_dir", role.value, "is required here: the directory of a converted model")
+    return settings.model_dir
+
+
+def worker_info(
+    settings: WorkerSettings,
+    role: Role,
+    incarnation: Incarnation,
+    *,
+    fingerprint: Fingerprint,
+    block_size: int,
+    num_blocks: int,
+    max_model_len: int,
+    vocab_size: int,
+    max_num_sequences: int,
+    endpoints: tuple[Endpoint, ...] = (),
+) -> WorkerInfo:
+    return WorkerInfo(
+        worker_id=worker_id(settings, role),
+        incarnation=incarnation,
+        role=role,
+        model=settings.served_model or settings.model,
+        fingerprint=fingerprint,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        vocab_size=vocab_size,
+        max_num_sequences=max_num_sequences,
+        endpoints=endpoints,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        cpus=available_cpus(),
+    )
+
+
+def worker_id(settings: WorkerSettings, role: Role) -> WorkerId:
+    return WorkerId(settings.worker_id or f"{role.value}-{socket.gethostname()}-{os.getpid()}")
+
+
+def open_transports(stack: AsyncExitStack, schemes: Iterable[str]) -> dict[str, Transport]:
+    """One transport per scheme, in that order, closed by `stack`."""
+    transports: dict[str, Transport] = {}
+    for scheme in schemes:
+        transports[scheme] = create_transport(scheme, TransportOptions())
+        stack.push_async_callback(transports[scheme].close)
+    return transports
