@@ -1,0 +1,188 @@
+"""ZeroMQ sockets on the running event loop, without futures that a cancelled task could drop a message with.
+
+`zmq.asyncio` hands a received message to a future; a reader that is cancelled in that moment loses it. Here a callback takes
+messages off the socket as they come, and whoever waits is woken by the channel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import zmq
+
+from transport.buffers import SLICE_BYTES
+from transport.options import MAX_HEADER_BYTES, TransportOptions
+
+_TURN_S = 0.001  # how long one turn of the loop may take frames before others run
+_LARGE_BYTES = 64 << 10  # pyzmq's own border between copying and lending a buffer
+_RECEIVED_MESSAGES = 1000
+
+Part = bytes | memoryview
+OnFrames = Callable[[list[zmq.Frame]], None]
+
+
+class LinkLost(Exception):
+    """Nothing connects to the peer any more. Stays inside this package; channels end with it."""
+
+
+class Link(Protocol):
+    """Frames to one peer."""
+
+    def send(self, head: bytes, payload: Sequence[Part] = ()) -> list[zmq.MessageTracker]:
+        """Hands frames to ZeroMQ without waiting. Large parts are lent until their trackers are done.
+
+        Raises:
+            LinkLost: the connection is gone.
+        """
+        ...
+
+    def close(self, linger_ms: int) -> None: ...
+
+
+class FrameSocket:
+    """A non-blocking socket whose messages go to a callback, in order, in turns of about a millisecond."""
+
+    def __init__(self, socket: zmq.Socket[bytes], on_frames: OnFrames) -> None:
+        self._socket = socket
+        self._on_frames = on_frames
+        self._loop = asyncio.get_running_loop()
+        self._fd: int = socket.getsockopt(zmq.FD)  # type: ignore[assignment]
+        self._next_turn: asyncio.Handle | None = None
+        self._loop.add_reader(self._fd, self._take_turn)
+        self._schedule()
+
+    @property
+    def closed(self) -> bool:
+        return self._socket.closed
+
+    def send(self, parts: Sequence[Part]) -> list[zmq.MessageTracker]:
+        """
+        Raises:
+            LinkLost: no connection takes the message.
+        """
+        trackers: list[zmq.MessageTracker] = []
+        frames: list[bytes | zmq.Frame] = []
+        for part in parts:
+            if len(part) >= _LARGE_BYTES:
+                frame = zmq.Frame(part, track=True, copy=False)
+                if isinstance(frame.tracker, zmq.MessageTracker):
+                    trackers.append(frame.tracker)
+                frames.append(frame)
+            else:
+                frames.append(part if isinstance(part, bytes) else bytes(part))
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            raise LinkLost(str(error)) from error
+        # Sending runs ZeroMQ's internal commands, which may swallow the edge that announces messages.
+        if self._next_turn is None and self._readable():
+            self._schedule()
+        return trackers
+
+    def close(self, linger_ms: int) -> None:
+        if self._socket.closed:
+            return
+        self._loop.remove_reader(self._fd)
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+            self._next_turn = None
+        self._socket.close(linger_ms)
+
+    def _readable(self) -> bool:
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def _schedule(self) -> None:
+        self._next_turn = self._loop.call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+            self._next_turn = None
+        end = self._loop.time() + _TURN_S
+        try:
+            while not self._socket.closed:
+                try:
+                    frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                except zmq.Again:
+                    return
+                self._on_frames(frames)
+                if self._loop.time() >= end:
+                    return
+        finally:
+            if not self._socket.closed and self._next_turn is None and self._readable():
+                self._schedule()
+
+
+class DealerLink:
+    """The dialer's link: a socket of its own."""
+
+    def __init__(self, socket: zmq.Socket[bytes], on_frames: OnFrames) -> None:
+        self._socket = FrameSocket(socket, on_frames)
+
+    def send(self, head: bytes, payload: Sequence[Part] = ()) -> list[zmq.MessageTracker]:
+        if self._socket.closed:
+            raise LinkLost("the socket is closed")
+        return self._socket.send([head, *payload])
+
+    def close(self, linger_ms: int) -> None:
+        self._socket.close(linger_ms)
+
+
+class RouterLink:
+    """The acceptor's link: one peer of the listener's shared socket."""
+
+    def __init__(self, socket: FrameSocket, routing_id: bytes, on_close: Callable[[bytes], None]) -> None:
+        self._socket = socket
+        self._routing_id = routing_id
+        self._on_close = on_close
+
+    def send(self, head: bytes, payload: Sequence[Part] = ()) -> list[zmq.MessageTracker]:
+        if self._socket.closed:
+            raise LinkLost("the listener is closed")
+        return self._socket.send([self._routing_id, head, *payload])
+
+    def close(self, linger_ms: int) -> None:
+        self._on_close(self._routing_id)
+
+
+def make_dealer(context: zmq.Context[zmq.Socket[bytes]], options: TransportOptions, encrypted: bool) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.DEALER)
+    _configure(socket, options)
+    socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing queues for a connection that is not there: sending fails instead
+    socket.setsockopt(zmq.RECONNECT_IVL, 20)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+    if encrypted and options.curve_server_public is not None:
+        public, secret = zmq.curve_keypair()
+        socket.setsockopt(zmq.CURVE_SERVERKEY, options.curve_server_public)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+    return socket
+
+
+def make_router(context: zmq.Context[zmq.Socket[bytes]], options: TransportOptions, encrypted: bool) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.ROUTER)
+    _configure(socket, options)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a peer that has gone is an error
+    if encrypted and options.curve_server_secret is not None:
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, zmq.curve_public(options.curve_server_secret))
+        socket.setsockopt(zmq.CURVE_SECRETKEY, options.curve_server_secret)
+    return socket
+
+
+def is_address_in_use(error: zmq.ZMQError) -> bool:
+    return error.errno == errno.EADDRINUSE
+
+
+def _configure(socket: zmq.Socket[bytes], options: TransportOptions) -> None:
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, 0)  # credits bound what is sent; a full ROUTER would drop silently
+    socket.setsockopt(zmq.RCVHWM, _RECEIVED_MESSAGES)
+    largest = max(options.max_message_bytes, MAX_HEADER_BYTES, SLICE_BYTES) + 4096
+    socket.setsockopt(zmq.MAXMSGSIZE, largest)  # ZeroMQ drops a peer that announces more, before it takes memory
+    # ZeroMQ's own heartbeats free the buffers of a peer that stopped or lost its network; channels have theirs.
+    socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(options.liveness_s * 1000 / 3)))
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, int(options.liveness_s * 1000)))
