@@ -10,14 +10,13 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from decode_service.kv_region import KvRegion
 from decode_service.probe_slots import ProbeSlots
 from service_kit.checksums import checksums_off_loop
-from service_kit.outbox import Outbox
+from service_kit.outbox import Outbox, run_together
 from service_kit.process_mark import is_gone
 from transport.base import ByteRange, Channel
 from transport.errors import TransportError
@@ -195,7 +194,7 @@ class HandoffServer:
         try:
             writer = await self._greet(scheme, channel)
             if writer is not None:
-                await self._serve_writer(writer)
+                await run_together(writer.outbox.run(), self._receive(writer))
         except (TransportError, TimeoutError) as error:
             log.info("prefill channel from %s ended: %s", channel.peer, error or type(error).__name__)
         except (DecodeError, InvalidTransition) as error:
@@ -222,6 +221,7 @@ class HandoffServer:
             await channel.send(self._codec.encode(HelloRefused(refusal or "")))
             await channel.close()
             return None
+        self._fence_former_channels(hello)
         region = self._region.by_scheme[scheme]
         writer = _Writer(channel, hello, outbox, region.receiver_copies, new_window_key(), slot)
         region.open_window(writer.probe_key, [slot])
@@ -241,15 +241,9 @@ class HandoffServer:
             return f"different {' and '.join(differences)}"
         return None
 
-    async def _serve_writer(self, writer: _Writer) -> None:
-        sender = asyncio.create_task(writer.outbox.run(), name="handoff-outbox")
-        try:
-            while True:
-                await self._on_message(writer, self._codec.decode((await writer.channel.recv()).header))
-        finally:
-            sender.cancel()
-            with suppress(asyncio.CancelledError, TransportError):
-                await sender
+    async def _receive(self, writer: _Writer) -> None:
+        while True:
+            await self._on_message(writer, self._codec.decode((await writer.channel.recv()).header))
 
     async def _on_message(self, writer: _Writer, message: ToDecode) -> None:
         match message:
@@ -310,6 +304,12 @@ class HandoffServer:
             self.totals.late_messages += 1
             return None
         return intake
+
+    def _fence_former_channels(self, hello: Hello) -> None:
+        """A prefill worker dials anew only when every put of its former channel has ended."""
+        for intake in list(self._intakes.values()):
+            if intake.writer is not None and intake.writer.hello.incarnation == hello.incarnation:
+                self._feed(intake, Aborted("the prefill worker linked anew"))
 
     def _end_probe(self, writer: _Writer) -> None:
         if writer.probe_slot is not None:

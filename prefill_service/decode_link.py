@@ -10,12 +10,11 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from service_kit.checksums import checksums
-from service_kit.outbox import Outbox
+from service_kit.outbox import Outbox, run_together
 from service_kit.process_mark import own_mark
 from transport.base import Channel, RemoteRegion, Transport, Write
 from transport.errors import TransportError
@@ -82,6 +81,9 @@ class DecodeLink:
         self._outbox: Outbox | None = None
         self._region: RemoteRegion | None = None
         self._channel: Channel | None = None
+        self._num_puts = 0
+        self._puts_ended = asyncio.Event()
+        self._puts_ended.set()
 
     async def run(self) -> None:
         """Until the link ends; the handler has heard of everything when this returns."""
@@ -94,20 +96,20 @@ class DecodeLink:
         self._region, self._outbox, self._channel, self.up = proven.region, outbox, proven.channel, True
         self._handler.on_link_up(self)
         reason = "closed by this side"
-        sender = asyncio.create_task(outbox.run(), name=f"link-outbox-{self.peer.worker_id}")
         try:
-            while True:
-                message = self._codec.decode((await proven.channel.recv()).header)
-                self._handler.on_handoff_message(self, message)
+            await run_together(outbox.run(), self._receive(proven.channel))
         except (TransportError, WireError) as error:
             reason = str(error) or type(error).__name__
         finally:
             self.up = False
             proven.channel.abort()
-            sender.cancel()
-            with suppress(asyncio.CancelledError, TransportError):
-                await sender
             self._handler.on_link_lost(self, reason)
+            # The next Hello to this D tells it that nothing of this link writes any more.
+            await self._puts_ended.wait()
+
+    async def _receive(self, channel: Channel) -> None:
+        while True:
+            self._handler.on_handoff_message(self, self._codec.decode((await channel.recv()).header))
 
     def post(self, message: ToDecode) -> None:
         """Nothing is sent once the link has ended: D has seen it end as well."""
@@ -124,7 +126,16 @@ class DecodeLink:
             TransportError: not placed, or not certainly.
         """
         assert self._region is not None
-        await self._region.put(key, writes)
+        assert self._outbox is not None
+        self._num_puts += 1
+        self._puts_ended.clear()
+        try:
+            async with self._outbox.turn:
+                await self._region.put(key, writes)
+        finally:
+            self._num_puts -= 1
+            if self._num_puts == 0:
+                self._puts_ended.set()
 
     def abort(self) -> None:
         """End the link: the channel is in an unknown state, or D broke the protocol."""

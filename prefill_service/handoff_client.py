@@ -213,6 +213,10 @@ class HandoffClient:
         except TransportError as error:
             self._feed(export, PutFailed(f"put failed: {error or type(error).__name__}"))
             return
+        except Exception as error:  # a fault of ours: the hand-off must end all the same
+            log.exception("put of hand-off %s", ticket.handoff_id)
+            self._feed(export, PutFailed(f"put failed: {error!r}"))
+            return
         self.totals.put_seconds += self._clock() - started
         self.totals.nbytes += count * self._layout.block_bytes
         self._feed(export, PutDone(first, hashes))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from service_kit.backoff import Backoff
-from service_kit.outbox import Outbox
+from service_kit.outbox import Outbox, run_together
 from transport.base import Channel, Transport
 from transport.errors import TransportError
 from wire.codec import coordinator_codec
@@ -52,7 +52,7 @@ class RegistrationRefused(Exception):
 
 
 class ControlLink:
-    """Keeps one worker registered. `run` returns only by cancellation or `RegistrationRefused`."""
+    """Keeps one worker registered. `run` returns only after `leave`, or by cancellation or `RegistrationRefused`."""
 
     def __init__(
         self,
@@ -72,6 +72,7 @@ class ControlLink:
         self._codec = coordinator_codec()
         self._outbox: Outbox | None = None
         self._channel: Channel | None = None
+        self._left = False
         self.registered = False
 
     def post(self, message: WorkerMessage) -> None:
@@ -80,7 +81,8 @@ class ControlLink:
             self._outbox.post(message)
 
     async def leave(self, goodbye: WorkerMessage) -> None:
-        """Send everything posted and `goodbye`, and close the channel. `run` has nothing to do any more: cancel it."""
+        """Send everything posted and `goodbye`, close the channel, and stay away: `run` returns."""
+        self._left = True
         if self._outbox is not None and self._channel is not None:
             self._outbox.post(goodbye)
             await self._outbox.flush()
@@ -92,11 +94,12 @@ class ControlLink:
             RegistrationRefused: for good.
         """
         backoff = Backoff()
-        while True:
+        while not self._left:
             try:
                 await self._session(backoff)
             except (TransportError, DecodeError, TimeoutError) as error:
-                log.warning("coordinator %s: %s", self._address, error or type(error).__name__)
+                if not self._left:
+                    log.warning("coordinator %s: %s", self._address, error or type(error).__name__)
             await asyncio.sleep(backoff.next_delay())
 
     async def _session(self, backoff: Backoff) -> None:
@@ -114,18 +117,18 @@ class ControlLink:
             self.registered = True
             self._handler.on_registered()
             try:
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(outbox.run())
-                    tasks.create_task(self._beat(outbox, welcome.heartbeat_interval_s))
-                    tasks.create_task(self._receive(channel, welcome.lease_s))
-            except* (TransportError, DecodeError, TimeoutError) as group:
-                raise group.exceptions[0] from None
+                await run_together(
+                    outbox.run(),
+                    self._beat(outbox, welcome.heartbeat_interval_s),
+                    self._receive(channel, welcome.lease_s),
+                )
             finally:
                 self.registered = False
                 self._outbox = self._channel = None
                 self._handler.on_coordinator_lost()
         finally:
-            channel.abort()
+            if not self._left:  # else `leave` is closing it
+                channel.abort()
 
     async def _register(self, channel: Channel) -> Welcome | None:
         await channel.send(self._codec.encode(Register(PROTOCOL_VERSION, self._info, self._token)))

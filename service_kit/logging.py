@@ -39,7 +39,7 @@ def configure_logging(log_format: LogFormat, level: LogLevel, process: str, stre
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
-    for noisy in ("httpx", "httpcore", "uvicorn.access", "asyncio"):
+    for noisy in ("httpx", "httpcore", "uvicorn.access", "uvicorn.error", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

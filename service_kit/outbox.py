@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import msgspec
 
@@ -10,9 +12,14 @@ from transport.base import Channel
 
 
 class Outbox:
-    """A queue in front of one channel. `run` sends until cancelled or the channel ends."""
+    """A queue in front of one channel. `run` sends until cancelled or the channel ends.
+
+    `turn` is held while a message is sent: a channel has one writer at a time, and whoever puts into a region over the same
+    channel takes the turn as well.
+    """
 
     def __init__(self, channel: Channel) -> None:
+        self.turn = asyncio.Lock()
         self._channel = channel
         self._encoder = msgspec.msgpack.Encoder()
         self._queue: asyncio.Queue[msgspec.Struct] = asyncio.Queue()
@@ -28,9 +35,26 @@ class Outbox:
         """
         while True:
             message = await self._queue.get()
-            await self._channel.send(self._encoder.encode(message))
+            async with self.turn:
+                await self._channel.send(self._encoder.encode(message))
             self._queue.task_done()
 
     async def flush(self) -> None:
         """Wait until everything posted so far has been handed to the channel. Needs `run` to be running."""
         await self._queue.join()
+
+
+async def run_together(*parts: Coroutine[Any, Any, None]) -> None:
+    """Run the parts of one connection until the first ends; the others are cancelled, and its error is raised.
+
+    Not a TaskGroup: Python 3.11's loses a cancellation that comes together with a part's failure.
+    """
+    tasks = [asyncio.create_task(part) for part in parts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()

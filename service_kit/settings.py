@@ -153,7 +153,7 @@ def _from_environ(
     for variable in sorted(environ):
         foreign = variable in RESERVED_VARIABLES or variable in known_variables or variable.startswith(others)
         if variable.startswith(PREFIX) and not foreign and variable not in general and variable not in specific:
-            _require_known(variable, [*general, *specific], "environment", "variable")
+            _require_known(variable, [*general, *specific, *sorted(known_variables)], "environment", "variable")
     given: dict[str, tuple[object, str]] = {}
     for names in (general, specific):
         for variable, name in names.items():

@@ -28,6 +28,7 @@ from wire.sequence import SamplingParams, SequenceSpec, StopRules
 
 ROOT = Path(__file__).resolve().parent.parent
 READY_S = 60.0
+HEARTBEAT_S = 0.1
 STOP_S = 20.0
 
 
@@ -108,7 +109,10 @@ class Cluster:
         await self._wait(lambda: wanted <= self.ready_workers(), timeout_s, lambda: f"ready: {self.ready_workers()}")
 
     async def assert_empty(self, timeout_s: float = 5.0) -> None:
-        """Everything empty: no request anywhere, every block free or cached, on every worker that is there."""
+        """Everything empty: no request anywhere, every block free or cached, on every worker that is there.
+
+        Afterwards `load` is as new as this call.
+        """
 
         def held() -> dict[str, WorkerLoad]:
             loads = {name: self.load(name) for name in self.ready_workers()}
@@ -119,6 +123,7 @@ class Cluster:
                 or load.blocks_free + load.blocks_cached != load.blocks_total
             }  # fmt: skip
 
+        await asyncio.sleep(2.5 * HEARTBEAT_S)
         await self._wait(lambda: not held(), timeout_s, lambda: f"still held: {held()}")
         assert self.dispatcher.holds_nothing()
 
@@ -146,7 +151,8 @@ async def running_cluster(
     """Start, wait until everything is ready, and at the end stop every worker by SIGTERM and see it leave well."""
     log_dir.mkdir(parents=True, exist_ok=True)
     control: Transport = create_transport("zmq", TransportOptions())
-    dispatcher = Dispatcher(PlacementSettings(policy=policy, **(settings or {})), new_incarnation())  # type: ignore[arg-type]
+    placement = PlacementSettings(policy=policy, heartbeat_interval_s=HEARTBEAT_S, **(settings or {}))  # type: ignore[arg-type]
+    dispatcher = Dispatcher(placement, new_incarnation())
     hub = ControlHub(control, dispatcher)
     workers: list[WorkerProcess] = []
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import threading
@@ -55,7 +54,6 @@ def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
             return
         if time.monotonic() > deadline:
             pytest.fail("left behind: " + "; ".join(left))
-        gc.collect()
         time.sleep(0.02)
 
 

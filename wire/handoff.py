@@ -11,6 +11,7 @@
     HandoffAbort ──────────────────────▶   instead of completing: P writes nothing more (a fence)
       ◀──────────────────── HandoffCancel   D gives up; P answers with HandoffAbort
 
+A Hello of an incarnation that was linked before says that nothing of the former channel writes any more.
 Every message of a hand-off names its id; a message for one that has ended is late, is counted, and changes nothing.
 """
 

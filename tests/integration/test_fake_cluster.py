@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -58,6 +59,7 @@ async def test_prefix_hits_on_either_side_change_nothing(cluster: Cluster) -> No
     """1. Prime both caches. 2. The same prompt, longer ones and shorter ones are still right, and less is sent."""
     base = prompt_of(5 * BLOCK)
     assert await cluster.generate(base, max_tokens=8) == reference(base, 8)
+    await cluster.assert_empty()
     sent = cluster.load("decode-0").handoff_bytes
     for length in (5 * BLOCK, 5 * BLOCK - 1, 3 * BLOCK, 3 * BLOCK + 7):
         assert await cluster.generate(base[:length], max_tokens=8) == reference(base[:length], 8), length
@@ -71,7 +73,8 @@ async def test_prefix_hits_on_either_side_change_nothing(cluster: Cluster) -> No
     assert await cluster.generate(longer, max_tokens=8) == reference(longer, 8)
     await cluster.assert_empty()
     blocks_sent = (cluster.load("decode-0").handoff_bytes - sent) // (BLOCK * 16)
-    assert blocks_sent < 15
+    # 0 + 1 + 0 + 1 for the shorter ones, 1 + 1 + 5 for the longer ones, 1 behind the colocated request's.
+    assert blocks_sent == 10
 
 
 async def test_seeded_sampling_is_the_same_everywhere(cluster: Cluster) -> None:
@@ -101,21 +104,29 @@ async def test_L3_a_first_token_that_ends_the_sequence_never_decodes(cluster: Cl
 
 
 async def test_cancel_at_random_moments_leaves_nothing(cluster: Cluster) -> None:
-    """1. 200 requests, each cancelled at a random moment. 2. Every pool is back. 3. A request as large as the pool is served."""
+    """1. 200 requests, each cancelled at a random moment. 2. Every pool is back. 3. One as large as the pool is served."""
     rng = random.Random(7)
+    ends: Counter[str] = Counter()
 
     async def cancelled(seed: int) -> None:
         generation = await cluster.submit(prompt_of(rng.randrange(1, 400), seed), max_tokens=50)
-        moment = rng.random() * 0.15
-        with pytest.raises(GenerationError, match="cancel"):
+        asyncio.get_running_loop().call_later(rng.random() * 0.15, generation.cancel)
+        num_tokens, finished = 0, False
+        try:
             async with asyncio.timeout(10):
-                asyncio.get_running_loop().call_later(moment, generation.cancel)
-                async for _ in generation:
-                    pass
-                raise GenerationError(499, "", None, "cancelled too late, it had finished")
+                async for batch in generation:
+                    num_tokens += len(batch.tokens)
+                    finished = batch.finish is not None
+        except GenerationError as error:
+            ends[str(error.status)] += 1
+        else:
+            ends["finished" if finished else "499"] += 1
+        assert not finished or num_tokens == 50
 
     for start in range(0, 200, 10):
         await asyncio.gather(*(cancelled(seed) for seed in range(start, start + 10)))
+    assert ends.keys() <= {"499", "finished"}
+    assert ends["499"] > 50
     await cluster.assert_empty(timeout_s=2.0)
     largest = prompt_of((NUM_BLOCKS - 2) * BLOCK)
     assert await cluster.generate(largest, max_tokens=20) == reference(largest, 20)
@@ -138,8 +149,8 @@ async def test_a_full_pool_queues_preempts_and_is_right(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_a_killed_worker_costs_no_request_and_its_successor_serves(tmp_path: Path, role: str) -> None:
-    """1. Eight streams run. 2. `kill -9` one worker. 3. Every stream ends right, or with an error, within 10 s. 4. The worker is
-    started again under its name, nobody else is, and the pair serves."""
+    """1. Eight streams run. 2. `kill -9` one worker. 3. Every stream ends right, or with an error, within 10 s.
+    4. The worker is started again under its name, nobody else is, and the pair serves."""
     environ = {**FAKE, "KVRELAY_NUM_BLOCKS": "256", "KVRELAY_FAKE_STEP_S": "0.01"}
     async with running_cluster(fake_model_dir(tmp_path / "model"), tmp_path / "logs", environ=environ) as cluster:
         victim = cluster.workers[f"{role}-0"]
