@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from coordinator.generation import Timeline
+
 _LATENCY_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _GAP_S = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
+_STAGE_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_STAGES = ("route", "reserve", "prefill_queue", "prefill", "transfer", "decode_queue", "first_step")
 _DURATION_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 
 
@@ -43,6 +47,13 @@ class RequestMetrics:
             "kvrelay_request_e2e_seconds",
             "Arrival of a request to a sequence's last token",
             buckets=_DURATION_S,
+            registry=registry,
+        )
+        self._stages = Histogram(
+            "kvrelay_stage_seconds",
+            "Stages of a sequence: route, reserve, prefill_queue, prefill, transfer, decode_queue, first_step",
+            ["stage"],
+            buckets=_STAGE_S,
             registry=registry,
         )
         self._sequences = Counter(
@@ -79,6 +90,13 @@ class RequestMetrics:
         self._completion_tokens.inc(num_tokens)
         if outcome in ("stop", "length"):
             self._e2e.observe(e2e_s)
+
+    def stages(self, timeline: Timeline) -> None:
+        """Those that happened; once per sequence, at its end."""
+        for stage in _STAGES:
+            milliseconds: float | None = getattr(timeline, f"{stage}_ms")
+            if milliseconds is not None:
+                self._stages.labels(stage).observe(milliseconds / 1000)
 
     def prompt_accepted(self, num_tokens: int) -> None:
         self._prompt_tokens.inc(num_tokens)

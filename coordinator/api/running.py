@@ -89,6 +89,7 @@ class RunningChoice:
         if not self._ended:
             self._ended = True
             self._metrics.sequence_finished(outcome, e2e_s, self.num_tokens)
+            self._metrics.stages(self.generation.timeline)
 
 
 class RunningRequest:
