@@ -7,6 +7,7 @@ import logging
 from contextlib import AsyncExitStack
 from functools import partial
 
+import msgspec
 import uvloop
 from prometheus_client import CollectorRegistry
 
@@ -46,6 +47,7 @@ async def _serve(settings: CoordinatorSettings, text: TextModel, lifecycle: Life
         max_outstanding=settings.max_outstanding,
         model=text.name,
         cluster_token=settings.cluster_token,
+        **msgspec.structs.asdict(settings.failure),
     )
     api = ApiSettings(
         api_keys=settings.api_keys,

@@ -8,11 +8,13 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from coordinator.failure_settings import FailureSettings
 from service_kit.worker_settings import Port, Positive, ProcessSettings
 
 
 class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     process: ProcessSettings = ProcessSettings()
+    failure: FailureSettings = FailureSettings()
     host: Annotated[str, Meta(description="address of the HTTP server")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="port of the HTTP server")] = 8000
     control: Annotated[str, Meta(description="where workers register, tcp:// or ipc://")] = "tcp://127.0.0.1:8001"
