@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +58,12 @@ def model_environ(**settings: object) -> dict[str, str]:
 
 
 @contextmanager
-def kvrelay_up(log_dir: Path, *arguments: str, environ: dict[str, str] | None = None) -> Iterator[HttpCluster]:
+def kvrelay_up(
+    log_dir: Path,
+    *arguments: str,
+    environ: dict[str, str] | None = None,
+    command: Sequence[str] = (sys.executable, "-m", "cluster.cli", "up"),
+) -> Iterator[HttpCluster]:
     """Start, wait until it says that it is ready, and end it by Ctrl-C: it must end with 0."""
     log_dir.mkdir(parents=True, exist_ok=True)
     log_path, said_path = log_dir / "up.log", log_dir / "up.out"
@@ -66,7 +71,7 @@ def kvrelay_up(log_dir: Path, *arguments: str, environ: dict[str, str] | None = 
     variables |= {"XDG_RUNTIME_DIR": str(log_dir), **(environ or {})}
     with log_path.open("w") as log, said_path.open("w") as said:
         process = subprocess.Popen(
-            [sys.executable, "-m", "cluster.cli", "up", "--port", "0", *arguments],
+            [*command, "--port", "0", *arguments],
             cwd=ROOT,
             env=variables,
             stdout=said,
