@@ -17,7 +17,7 @@ from decode_service.kv_region import KvRegion
 from decode_service.probe_slots import ProbeSlots
 from service_kit.checksums import checksums_off_loop
 from service_kit.outbox import Outbox, run_together
-from service_kit.process_mark import is_gone
+from service_kit.process_mark import ProcessWatch
 from transport.base import ByteRange, Channel
 from transport.errors import TransportError
 from wire.codec import to_decode_codec
@@ -81,6 +81,7 @@ class _Writer:
     channel: Channel
     hello: Hello
     outbox: Outbox
+    process: ProcessWatch
     fenced_by_window: bool
     probe_key: int
     probe_slot: ByteRange | None
@@ -179,7 +180,7 @@ class HandoffServer:
         now = self._clock()
         for intake in list(self._intakes.values()):
             self._carry_out(intake, intake.receiver.tick(now))
-            if intake.receiver.state is ReceiverState.FENCING and intake.writer and is_gone(intake.writer.hello.process):
+            if intake.receiver.state is ReceiverState.FENCING and intake.writer and intake.writer.process.is_gone():
                 self._feed(intake, WriterGone())
 
     @property
@@ -223,7 +224,7 @@ class HandoffServer:
             return None
         self._fence_former_channels(hello)
         region = self._region.by_scheme[scheme]
-        writer = _Writer(channel, hello, outbox, region.receiver_copies, new_window_key(), slot)
+        writer = _Writer(channel, hello, outbox, ProcessWatch(hello.process), region.receiver_copies, new_window_key(), slot)
         region.open_window(writer.probe_key, [slot])
         outbox.post(HelloAck(self._incarnation, region.descriptor(), writer.probe_key, slot.offset, slot.nbytes))
         log.info("prefill worker %s (%s) linked over %s", hello.prefill, hello.incarnation, scheme)
@@ -320,7 +321,7 @@ class HandoffServer:
     def _writer_ended(self, writer: _Writer) -> None:
         self._end_probe(writer)
         for intake in [intake for intake in self._intakes.values() if intake.writer is writer]:
-            gone = is_gone(writer.hello.process)
+            gone = writer.process.is_gone()
             self._feed(intake, WriterGone() if gone else ChannelLost("channel ended"))
 
     # -- decisions ------------------------------------------------------------------------------------------------------

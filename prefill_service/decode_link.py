@@ -15,13 +15,12 @@ from typing import Protocol
 
 from service_kit.checksums import checksums
 from service_kit.outbox import Outbox, run_together
-from service_kit.process_mark import own_mark
 from transport.base import Channel, RemoteRegion, Transport, Write
 from transport.errors import TransportError
 from wire.codec import Codec, to_prefill_codec
 from wire.control import DecodePeer, Endpoint
 from wire.errors import DecodeError, ProtocolMismatch, WireError
-from wire.handoff import Hello, HelloAck, HelloRefused, Probe, ProbeAck, ToDecode, ToPrefill
+from wire.handoff import Hello, HelloAck, HelloRefused, Probe, ProbeAck, ProcessMark, ToDecode, ToPrefill
 from wire.ids import Incarnation, WorkerId
 from wire.kv_layout import PROTOCOL_VERSION, Fingerprint
 
@@ -37,6 +36,7 @@ class LinkIdentity:
     worker_id: WorkerId
     incarnation: Incarnation
     fingerprint: Fingerprint
+    process: ProcessMark
     token: str
 
 
@@ -176,7 +176,7 @@ class DecodeLink:
             incarnation=self._identity.incarnation,
             expected_decode=self.peer.incarnation,
             fingerprint=self._identity.fingerprint,
-            process=own_mark(),
+            process=self._identity.process,
             token=self._identity.token,
         )
         await channel.send(self._codec.encode(hello))

@@ -19,6 +19,7 @@ from prefill_service.settings import PrefillSettings
 from service_kit.control_link import ControlLink
 from service_kit.health import serve_health
 from service_kit.lifecycle import Lifecycle
+from service_kit.process_mark import OwnMark
 from service_kit.worker_metrics import render, worker_registry
 from service_kit.worker_process import serve_worker
 from service_kit.worker_setup import open_transports, require_model_dir, worker_id, worker_info
@@ -69,7 +70,9 @@ async def _serve(settings: PrefillSettings, shape: EngineShape, lifecycle: Lifec
         )
         service = PrefillService(engine, incarnation, post, time.monotonic)
         client = HandoffClient(pool, shape.layout, service, time.monotonic)
-        identity = LinkIdentity(name, incarnation, shape.fingerprint, settings.worker.cluster_token)
+        own_mark = OwnMark()
+        stack.callback(own_mark.close)
+        identity = LinkIdentity(name, incarnation, shape.fingerprint, own_mark.mark, settings.worker.cluster_token)
         links = LinkManager(identity, transports, client, post, time.monotonic)
         stack.push_async_callback(links.close)
         service.use(client, links)

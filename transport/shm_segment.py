@@ -105,6 +105,26 @@ def map_segment(wanted: SegmentName) -> mmap.mmap:
         os.close(fd)
 
 
+def owner_is_alive(wanted: SegmentName) -> bool | None:
+    """Whether the process that made this segment still runs; None when the segment cannot be seen from here.
+
+    A segment that is gone was closed by its owner, or unlinked by a janitor who found the owner dead: callers who must tell
+    "gone" from "never visible" look once while the owner is known to be alive.
+    """
+    if _NAME.fullmatch(wanted.name) is None:
+        return None
+    try:
+        fd = os.open(f"{_FOLDER}/{wanted.name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        if os.fstat(fd).st_ino != wanted.inode:
+            return None
+        return not _try_lock(fd)  # a lock that was taken here goes with the descriptor
+    finally:
+        os.close(fd)
+
+
 def unlink_orphans() -> list[str]:
     """Unlinks the segments of dead owners; returns their names."""
     removed = []

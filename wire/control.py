@@ -191,10 +191,13 @@ class PrefillStages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FirstToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="first-token"):
+    """`token` is None when nothing was to be drawn (max_tokens 0), and then `finish` is set."""
+
     request_id: RequestId
-    token: SampledToken
+    token: SampledToken | None
     finish: FinishReason | None
     stages: PrefillStages
+    prompt: tuple[SampledToken, ...] = ()  # the prompt's tokens and their log-probabilities, if they were asked for
 
 
 class DecodeStages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -215,6 +218,7 @@ class TokenDelta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: tuple[SampledToken, ...]
     finish: FinishReason | None = None
     stages: DecodeStages | None = None
+    prompt: tuple[SampledToken, ...] = ()  # as in `FirstToken`, of a prompt that D computed
 
 
 class TokenBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="token-batch"):

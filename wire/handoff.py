@@ -25,12 +25,18 @@ from wire.sequence import SampledToken
 
 
 class ProcessMark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which process writes, so that a D on the same host can see that it is gone (a pid alone is soon somebody else's)."""
+    """Which process writes, so that a D on the same host can see that it is gone (a pid alone is soon somebody else's).
+
+    `life_name` is a shared-memory segment that the process holds a lock on while it lives: it is visible wherever shared
+    memory is, in another container's pid namespace as well.
+    """
 
     pid: int
     start_ticks: int  # field 22 of /proc/<pid>/stat; 0: unknown
     pid_namespace: str  # "" : unknown
     boot_id: str
+    life_name: str = ""  # "" : none
+    life_inode: int = 0
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):

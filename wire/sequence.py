@@ -46,7 +46,8 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 class StopRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """When a sequence ends, as far as token ids can tell.
 
-    max_tokens and min_tokens count output tokens, those in `SequenceSpec.resumed` included.
+    max_tokens and min_tokens count output tokens, those in `SequenceSpec.resumed` included. With max_tokens 0 the prompt is
+    computed, for its log-probabilities, and nothing is drawn.
     """
 
     max_tokens: int
@@ -66,6 +67,12 @@ class SequenceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
     `resumed` holds output tokens that the client already has (replay after a decode worker died): they are computed like
     a prompt, but count as output for limits and penalties, and generation goes on behind them.
+
+    `prompt_logprobs` asks for each prompt token's log-probability and the k best in its place. Whoever computes the prompt
+    then computes all of it: cached blocks have no logits.
+
+    `grammar`, in llguidance's own form, says what the output must be (`wire` does not read it). Everyone who draws rebuilds
+    the matcher's state from the output tokens so far, resumed ones included.
     """
 
     request_id: RequestId
@@ -74,6 +81,9 @@ class SequenceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     stop: StopRules
     resumed: tuple[int, ...] = ()
     cache_salt: str = ""  # sequences share cached blocks only within one salt
+    prompt_logprobs: int | None = None
+    grammar: str = ""  # empty: any text
+    priority: int = 0  # lower ones leave a worker's queue earlier; each counts as some seconds of waiting
 
     @property
     def tokens(self) -> tuple[int, ...]:
