@@ -31,11 +31,7 @@ POLL_S = 0.5
 
 
 class DockerBackend:
-    """One Compose project on the engine that the environment names (DOCKER_HOST; default: the local one).
-
-    Raises:
-        ClusterError: from every method, with one line that says what the engine said.
-    """
+    """One Compose project on the engine that the environment names (DOCKER_HOST; default: the local one)."""
 
     def __init__(self, project: str) -> None:
         """
@@ -153,3 +149,19 @@ class DockerBackend:
         if remove:
             self._client.api.remove_container(container_id, v=True)
         on_report(f"{name}: gone")
+
+
+def scale_project(
+    project: str, wanted: Mapping[Role, int], deadline_s: float, on_report: Callable[[str], object]
+) -> dict[Role, int]:
+    """What `kvrelay scale --backend docker` does; returns the numbers of running workers.
+
+    Raises:
+        ClusterError
+    """
+    backend = DockerBackend(project)
+    try:
+        backend.scale(wanted, deadline_s, on_report)
+        return backend.counts()
+    finally:
+        backend.close()

@@ -14,8 +14,6 @@ from service_kit.settings import Leaf, leaves_of, option_name
 SECRETS = ("cluster_token", "api_keys")
 """Settings that never come from a command line, which every user of a machine may read."""
 
-ALIASES = {"transports": ("--transport",)}
-
 
 def option_leaves(settings_types: Iterable[type[msgspec.Struct]], hidden: Collection[str] = ()) -> list[Leaf]:
     """The settings of several processes, each name once."""
@@ -40,7 +38,7 @@ def with_options(leaves: Iterable[Leaf], run: Callable[[dict[str, object]], None
     for leaf in leaves:
         flag = f"--{option_name(leaf.name)}"
         is_flag = leaf.type is bool or get_args(leaf.type)[:1] == (bool,)
-        names = [f"{flag}/--no-{option_name(leaf.name)}"] if is_flag else [flag, *ALIASES.get(leaf.name, ())]
+        names = [f"{flag}/--no-{option_name(leaf.name)}"] if is_flag else [flag]
         option = typer.Option(*names, help=_help(leaf), metavar=None if is_flag else _metavar(leaf), show_default=False)
         annotation: Any = Annotated[bool | None, option] if is_flag else Annotated[str | None, option]
         parameters.append(inspect.Parameter(leaf.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 ROOT = Path(__file__).resolve().parents[1]
-ENGINE = ROOT / "tests" / "docker" / "engine.sh"
+ENGINE = ROOT / "tests" / "docker_engine" / "engine.sh"
 IDLE_FIELDS = ("waiting", "running", "reserved", "exporting", "blocks_held")
 
 
@@ -106,7 +106,8 @@ class ComposeProject:
     def logs(self) -> str:
         lines = []
         for container_id in self.containers():
-            text = docker("logs", "--tail", "15", container_id, check=False)
+            command = ["docker", "logs", "--tail", "15", container_id]
+            text = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
             lines.append(f"-- {container_id}\n{text}")
         return "\n".join(lines)
 

@@ -17,7 +17,10 @@ from engine.fake_runner import reference_output
 from wire.ids import RequestId
 from wire.sequence import SamplingParams, SequenceSpec, StopRules
 
-NUM_ORDINARY_FROM = 100
+UNFINISHED = "\ufffd"
+"""What /detokenize makes of a character whose last bytes never came; a stream leaves it out."""
+
+FIRST_ORDINARY = 100
 """Token ids below are left to special tokens, whose text an answer leaves out."""
 
 
@@ -29,8 +32,20 @@ class Answer:
     route: str
     error: str | None  # the error object, or how the connection broke
     broken: bool  # the connection ended without an end of the stream
+    headers: dict[str, str]  # kvrelay's own
     started: float
     ended: float
+
+
+def _difference(answer: Answer, reference: str) -> str:
+    """Where the text leaves the reference, and whether it finds back to it: lost, repeated, or drawn from other KV."""
+    at = next((i for i, (a, b) in enumerate(zip(answer.text, reference, strict=False)) if a != b), 0)
+    shift = reference.find(answer.text[-20:]) - (len(answer.text) - 20)
+    got, wanted = answer.text[max(0, at - 10) : at + 30], reference[max(0, at - 10) : at + 30]
+    return (
+        f"{len(answer.text)} characters for {len(reference)}, other from {at} on: {got!r} for {wanted!r}; "
+        f"end shifted by {shift}; {answer.headers}; took {answer.ended - answer.started:.2f} s"
+    )
 
 
 class SteadyLoad:
@@ -78,8 +93,10 @@ class SteadyLoad:
             for number, answer in enumerate(self.answers):
                 if answer.broken:
                     complaints.append(f"{number} by {answer.route}: {answer.error}")
-                elif answer.error is None and answer.text != self._reference(client, answer.prompt):
-                    complaints.append(f"{number} by {answer.route}: another text, {answer.num_tokens} tokens")
+                elif answer.error is None and answer.text != (reference := self._reference(client, answer.prompt)):
+                    complaints.append(
+                        f"{number} by {answer.route}: {answer.num_tokens} tokens, {_difference(answer, reference)}"
+                    )
         return complaints
 
     @property
@@ -89,7 +106,7 @@ class SteadyLoad:
     def _reference(self, client: httpx.Client, prompt: tuple[int, ...]) -> str:
         tokens = self._reference_tokens(prompt)
         text: str = client.post("/detokenize", json={"tokens": tokens}).raise_for_status().json()["prompt"]
-        return text
+        return text.rstrip(UNFINISHED)
 
     def _reference_tokens(self, prompt: tuple[int, ...]) -> list[int]:
         spec = SequenceSpec(
@@ -104,8 +121,8 @@ class SteadyLoad:
         """A prompt that no cache has, whose answer holds ordinary tokens only."""
         while True:
             draw = random.Random(next(self._seeds))
-            prompt = tuple(draw.randrange(NUM_ORDINARY_FROM, self._vocab_size) for _ in range(self._prompt_tokens))
-            if min(self._reference_tokens(prompt)) >= NUM_ORDINARY_FROM:
+            prompt = tuple(draw.randrange(FIRST_ORDINARY, self._vocab_size) for _ in range(self._prompt_tokens))
+            if min(self._reference_tokens(prompt)) >= FIRST_ORDINARY:
                 return prompt
 
     async def _run(self) -> None:
@@ -133,12 +150,13 @@ class SteadyLoad:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        started, text, route, num_tokens, error, ended_well = time.monotonic(), "", "", None, None, False
+        started, text, num_tokens, error, ended_well = time.monotonic(), "", None, None, False
+        headers: dict[str, str] = {}
         try:
             async with client.stream(
                 "POST", "/v1/completions", json=body, headers={"X-Kvrelay-Policy": "always"}
             ) as response:
-                route = response.headers.get("x-kvrelay-route", "")
+                headers = {name: value for name, value in response.headers.items() if name.startswith("x-")}
                 if response.status_code != 200:
                     error, ended_well = f"{response.status_code}: {(await response.aread()).decode()[:300]}", True
                 async for line in response.aiter_lines():
@@ -154,4 +172,7 @@ class SteadyLoad:
             error = f"{type(broken).__name__}: {broken}"
         if not ended_well and error is None:
             error = "the stream ended without [DONE]"
-        return Answer(prompt, text, num_tokens, route, error, not ended_well, started, time.monotonic())
+        route = headers.get("x-kvrelay-route", "")
+        return Answer(
+            prompt, text.rstrip(UNFINISHED), num_tokens, route, error, not ended_well, headers, started, time.monotonic()
+        )

@@ -15,6 +15,7 @@ from cluster.console import result_console
 from cluster.errors import ClusterError
 from cluster.run_directory import find_cluster
 from cluster.status import fetch_report, render_report
+from service_kit.settings import API_KEY_VARIABLE
 
 
 def status(
@@ -23,7 +24,7 @@ def status(
     once: Annotated[bool, typer.Option("--once", help="print the table once and end")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the coordinator's report as JSON, once")] = False,
     interval: Annotated[float, typer.Option(help="seconds between updates", min=0.1)] = 1.0,
-    api_key: Annotated[str, typer.Option(help="where the coordinator wants one", envvar="KVRELAY_API_KEY")] = "",
+    api_key: Annotated[str, typer.Option(help="where the coordinator wants one", envvar=API_KEY_VARIABLE)] = "",
 ) -> None:
     """Show the workers: state, queue, running sequences, free blocks, tokens per second."""
     base = (url or find_cluster(port, os.environ).url).rstrip("/")

@@ -9,16 +9,15 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
 from compose_project import (
+    IDLE_FIELDS,
     ComposeProject,
     NoEngine,
     build_arguments,
@@ -28,6 +27,9 @@ from compose_project import (
     wait_until,
 )
 from steady_load import Answer, SteadyLoad
+
+from cluster.docker_backend import scale_project
+from wire.control import Role
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
 
@@ -42,7 +44,7 @@ FAKE = {
 }
 VOCAB_SIZE = 49152
 UID = "10001"
-ROGUE_LINK = Path(__file__).resolve().parents[1] / "docker" / "rogue_link.py"
+ROGUE_LINK = Path(__file__).resolve().parents[1] / "docker_engine" / "rogue_link.py"
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +73,11 @@ def fake(project: ComposeProject) -> ComposeProject:
 
 def bring_up(project: ComposeProject, variables: dict[str, str]) -> ComposeProject:
     """One prefill and one decode worker with these settings; fast where they run already."""
-    for name in (*REAL, *FAKE):
-        project.variables.pop(name, None)
-    project.variables |= variables
+    if not variables.items() <= project.variables.items():
+        project.down(volumes=False)  # a coordinator serves what its first worker has, for life
+        for name in (*REAL, *FAKE):
+            project.variables.pop(name, None)
+        project.variables |= variables
     project.up()
     wait_until(project.is_ready, 60, "the coordinator is ready")
     return project
@@ -143,7 +147,8 @@ def test_containers_are_not_root_and_cannot_write(real: ComposeProject) -> None:
 @pytest.mark.parametrize(
     ("variable", "reason"),
     [
-        ("KVRELAY_BLOCK_SIZE=32", "layout"),
+        ("KVRELAY_BLOCK_SIZE=32", "block_size"),
+        ("KVRELAY_DTYPE=float32", "layout"),
         ("KVRELAY_RUNNER=fake", "model"),
         ("KVRELAY_CLUSTER_TOKEN=guessed", "token"),
     ],
@@ -212,35 +217,30 @@ def share(answers: list[Answer], worker: str) -> int:
 
 
 class Watch:
-    """What the coordinator last heard of each worker, and with which code each container ended."""
+    """With which code each container of a project ends, and what the workers among some of them hold when they go."""
 
-    def __init__(self, project: ComposeProject) -> None:
-        self.loads: dict[str, dict[str, Any]] = {}
-        self._project = project
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._poll, name="watch")
+    def __init__(self, containers: Iterable[str]) -> None:
         filters = ["--filter", f"label=com.docker.compose.project={PROJECT}", "--filter", "event=die"]
-        self._events = subprocess.Popen(
-            ["docker", "events", *filters, "--format", "{{json .}}"], stdout=subprocess.PIPE, text=True
-        )
+        self._events = follow("events", *filters, "--format", "{{json .}}")
+        self._logs = {container: follow("logs", "--follow", container) for container in containers}
+        self.exit_codes: dict[str, str] = {}
+        self.left: dict[str, dict[str, int]] = {}
 
     def __enter__(self) -> Watch:
-        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
         self._events.terminate()
-        output, _ = self._events.communicate(timeout=10)
-        deaths = [json.loads(line) for line in output.splitlines()]
+        deaths = [json.loads(line) for line in self._events.communicate(timeout=10)[0].splitlines()]
         self.exit_codes = {death["id"][:12]: death["Actor"]["Attributes"]["exitCode"] for death in deaths}
+        for container, process in self._logs.items():
+            lines = [json.loads(line) for line in process.communicate(timeout=60)[0].splitlines() if line.startswith("{")]
+            (drained,) = [line for line in lines if line["message"] == "drained"]
+            self.left[container] = {name: drained[name] for name in IDLE_FIELDS}
 
-    def _poll(self) -> None:
-        while not self._stop.wait(0.1):
-            for worker in self._project.cluster()["workers"]:
-                if "load" in worker:
-                    self.loads[worker["id"]] = worker["load"]
+
+def follow(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(["docker", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def test_scaling_under_load_loses_nothing(fake: ComposeProject) -> None:
@@ -259,7 +259,7 @@ def test_scaling_under_load_loses_nothing(fake: ComposeProject) -> None:
             assert min(shares.values()) >= len(answers) / count / 2, shares
         # 3. Down again: the new ones drain.
         extra = {role: [one for one in fake.containers(role) if one not in old[role]] for role in old}
-        with Watch(fake) as watch:
+        with Watch([one for containers in extra.values() for one in containers]) as watch:
             fake.up(scale={"prefill": 1, "decode": 1})
             assert {role: set(fake.containers(role)) for role in old} == old
         load.wait_for(8, 60)
@@ -270,9 +270,31 @@ def test_scaling_under_load_loses_nothing(fake: ComposeProject) -> None:
     for role, containers in extra.items():
         for container in containers:
             assert watch.exit_codes[container] == "0"
-            last = watch.loads[f"{role}-{container}"]
-            assert last["draining"]
-            assert (last["blocks_held"], last["running"], last["reserved"], last["exporting"]) == (0, 0, 0, 0)
+            assert watch.left[container] == dict.fromkeys(IDLE_FIELDS, 0), role
+    wait_until(fake.is_idle, 10, "everything is empty")
+
+
+def test_the_docker_sdk_scales_what_compose_started(fake: ComposeProject) -> None:
+    pytest.importorskip("docker", reason="the Docker SDK is not installed (extra [docker])")
+    fake.up(scale={"prefill": 1, "decode": 1})
+    reports: list[str] = []
+    with SteadyLoad(fake.url, VOCAB_SIZE, num_streams=4) as load:
+        assert scale_project(PROJECT, {Role.PREFILL: 2, Role.DECODE: 3}, 60, reports.append) == {
+            Role.PREFILL: 2,
+            Role.DECODE: 3,
+        }
+        wait_until(lambda: len(fake.ready_workers()) == 5, 10, "all five are ready")
+        grown = time.monotonic()
+        wait_until(lambda: all(share(load.since(grown), name) for name in fake.ready_workers()), 15, "all five take work")
+        # Compose takes the copies for its own, and goes on from there.
+        fake.up(scale={"prefill": 2, "decode": 2})
+        assert len(fake.containers("decode")) == 2
+        assert scale_project(PROJECT, {Role.PREFILL: 1, Role.DECODE: 1}, 60, reports.append) == {
+            Role.PREFILL: 1,
+            Role.DECODE: 1,
+        }
+    assert (load.errors, load.wrong()) == ([], [])
+    assert f"{PROJECT}-decode-3: ready" in reports
     wait_until(fake.is_idle, 10, "everything is empty")
 
 

@@ -51,7 +51,7 @@ def model(tmp_path: Path) -> Path:
         (["up", "--port", "x"], "port (command line, --port)"),
         (["up", "--decode", "0"], "decode (command line, --decode)"),
         (["up", "--policy", "maybe"], "policy"),
-        (["up", "--transport", "pigeon"], "transports"),
+        (["up", "--transport", "pigeon"], "transport (command line, --transport)"),
         (["up", "--decode-cpus", "0;;1"], "decode_cpus"),
         (["up", "--coordinator-cpus", "0;1"], "coordinator_cpus"),
         (["decode", "--block-size", "0"], "block_size"),
@@ -63,6 +63,8 @@ def model(tmp_path: Path) -> Path:
         (["scale", "decode=-1"], "prefill=2"),
         (["scale", "router=1"], "prefill=2"),
         (["scale", "decode=1", "decode=2"], "twice"),
+        (["scale", "--backend", "podman", "decode=1"], "podman"),
+        (["scale", "--backend", "docker", "--port", "1", "decode=1"], "--project"),
         (["status", "--interval", "0"], "interval"),
     ],
 )
@@ -129,7 +131,7 @@ def test_one_process_on_its_own_becomes_its_module(model: Path) -> None:
         "KVRELAY_DECODE_CLUSTER_TOKEN": "t",
         "PATH": "/bin",
     }
-    given: dict[str, object] = {"model": str(model), "cpus": "0", "transports": "zmq"}
+    given: dict[str, object] = {"model": str(model), "cpus": "0", "transport": "zmq"}
     command, child = prepare_process(PROCESS_KINDS["decode"], given, environ)
     assert command[-1] == "decode_service"
     assert command[command.index("--cpus") + 1] == "0"
@@ -138,7 +140,7 @@ def test_one_process_on_its_own_becomes_its_module(model: Path) -> None:
     assert settings.engine.dtype == "float32"
     assert settings.worker.model_dir == model
     assert settings.worker.served_model == "tiny"
-    assert settings.worker.transports == ("zmq",)
+    assert settings.worker.transport_order == ("zmq",)
     assert settings.worker.cluster_token == "t"
     assert child["PATH"] == "/bin"
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A Docker engine and the images that kvrelay's own are built on, from nothing if need be. Idempotent.
 #
-#   tests/docker/engine.sh [--install]
+#   tests/docker_engine/engine.sh [--install]
 #
 # Prints the build arguments for this machine, one NAME=VALUE a line, and ends with 0; or ends with 1 and one line on
 # standard error that says why there is no engine. With --install, or CI=true, missing programs come from apt (as root).

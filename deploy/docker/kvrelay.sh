@@ -1,0 +1,2 @@
+#!/bin/sh
+exec /opt/kvrelay/bin/python -m cluster.cli "$@"
