@@ -7,16 +7,17 @@ Two verbs:
 2. **Bulk placement** into a region that the receiver has registered: `remote.put(key, writes)`. The owner opens a window
    (byte ranges under an unguessable key) before anyone may write, and closes it when nobody may any more.
 
-Rules that every implementation keeps, and `tests/contract/test_transport_contract.py` checks:
+Rules that every implementation keeps, and `tests/contract` checks:
 
-- One reader and one writer task per channel at a time. Messages arrive whole, once, in order.
+- One reader task per channel at a time. Sends of several tasks go one after the other in the order of their calls, and so do
+  puts into the same place; a message may overtake a put that was called before it. Messages arrive whole, once, in order.
 - When `put` returns, the source buffers may be reused. A message sent on the same channel after `put` returned is received
   after the bytes are in place.
 - A write outside an open window of its key writes nothing at all and raises `PlacementRefused`, on the side that first
   can know. Bounds are checked before a byte is written.
 - `send` and `put` wait when the peer does not keep up: what is on its way is bounded (`max_in_flight_bytes`).
 - Every await may be cancelled. Cancelled in the middle of a send or put, the channel is aborted: half a message cannot be
-  taken back.
+  taken back. Cancelled while it still waits for its turn, it has not happened.
 - `close` flushes what was sent and ends; `abort` drops it. Both may be called twice. Afterwards everything raises
   `ChannelClosed`, on both sides; a peer that died is noticed within `liveness_s`.
 - Deadlines are moments of `asyncio.get_running_loop().time()`.
@@ -59,8 +60,10 @@ class Region(ABC):
     """Memory of this process that peers may be allowed to write into. Owned by whoever created it, who closes it."""
 
     receiver_copies: bool
-    """True: this process does the copying, so `close_window` alone ends every write. False: peers write by themselves, so
-    after `close_window` the owner must still hear from the writer (or know it dead) before it reuses the memory."""
+    """True: this process does the copying (or posts every receive, and takes it back), so `close_window` alone ends every
+    write, and so does the end of the channel here. False: peers write by themselves, so after `close_window` the owner
+    must still hear from the writer (or know it dead) before it reuses the memory. Such a writer writes nothing more once its
+    put has returned or raised."""
 
     @property
     @abstractmethod

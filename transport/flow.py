@@ -9,22 +9,23 @@ from typing import Generic, Protocol, TypeVar
 
 from transport.errors import ChannelClosed
 
-_OVERHEAD_BYTES = 256  # per item, so that empty messages are bounded too
+ITEM_OVERHEAD_BYTES = 256
+"""Per item, so that empty messages are bounded too."""
 
 
 def cost_of(nbytes: int, limit: int) -> int:
     """What an item of `nbytes` takes from a window of `limit`. The largest message takes all of it, and no more."""
-    return min(nbytes + _OVERHEAD_BYTES, limit)
+    return min(nbytes + ITEM_OVERHEAD_BYTES, limit)
 
 
 class CreditWindow:
-    """Sender's side: bytes on their way are at most `limit`. One task takes, the peer gives back."""
+    """Sender's side: bytes on their way are at most `limit`. Tasks take in the order of their calls, the peer gives back."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.in_flight = 0
         self._ended: str | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiters: deque[tuple[int, asyncio.Future[bool]]] = deque()  # True: taken, False: the channel ended
 
     async def take(self, cost: int) -> None:
         """Waits until `cost` fits.
@@ -32,32 +33,45 @@ class CreditWindow:
         Raises:
             ChannelClosed: the channel ended before.
         """
-        while self._ended is None and self.in_flight + cost > self.limit:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        if self._ended is not None:
-            raise ChannelClosed(self._ended)
-        self.in_flight += cost
+        if self._ended is None and not self._waiters and self.in_flight + cost <= self.limit:
+            self.in_flight += cost
+            return
+        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiters.append((cost, waiter))
+        self._serve()
+        try:
+            taken = await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.result():
+                self.in_flight -= cost
+            else:
+                self._waiters = deque(entry for entry in self._waiters if entry[1] is not waiter)
+            self._serve()
+            raise
+        if not taken:
+            raise ChannelClosed(self._ended or "the channel ended")
 
     def give(self, cost: int) -> bool:
         """False when more comes back than was taken: the peer cannot count."""
         if cost > self.in_flight:
             return False
         self.in_flight -= cost
-        self._wake()
+        self._serve()
         return True
 
     def end(self, reason: str) -> None:
         if self._ended is None:
             self._ended = reason
-        self._wake()
+        self._serve()
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def _serve(self) -> None:
+        while self._waiters and (self._ended is not None or self.in_flight + self._waiters[0][0] <= self.limit):
+            cost, waiter = self._waiters.popleft()
+            if waiter.done():
+                continue  # cancelled in this very turn of the loop
+            if self._ended is None:
+                self.in_flight += cost
+            waiter.set_result(self._ended is None)
 
 
 class GrantAccount:
@@ -159,7 +173,7 @@ class Inbox(Generic[T]):
 
 
 class Turn:
-    """One task at a time; a second one is a mistake of the caller and hears so, instead of tearing a message."""
+    """One task at a time; a second one is a mistake of the caller and hears so, instead of taking another's message."""
 
     def __init__(self, doing: str) -> None:
         self._doing = doing

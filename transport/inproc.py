@@ -48,7 +48,8 @@ class InprocChannel(Channel):
         self._max_message_bytes = limits.max_message_bytes
         self._credit = CreditWindow(limits.max_in_flight_bytes)
         self._inbox: Inbox[_Sent] = Inbox()
-        self._writer = Turn("sending")
+        self._send_turn = asyncio.Lock()
+        self._put_turn = asyncio.Lock()
         self._reader = Turn("receiving")
         self._other: InprocChannel = self
         self._ended: str | None = None
@@ -61,11 +62,10 @@ class InprocChannel(Channel):
             raise ChannelClosed(self._ended)
 
     async def send(self, header: bytes, buffers: Sequence[Buffer] = ()) -> None:
-        with self._writer:
+        views = [as_bytes(buffer) for buffer in buffers]
+        cost = cost_of(check_message(header, views, self._max_message_bytes), self._credit.limit)
+        async with self._send_turn:
             self.check_open()
-            views = [as_bytes(buffer) for buffer in buffers]
-            nbytes = check_message(header, views, self._max_message_bytes)
-            cost = cost_of(nbytes, self._credit.limit)
             try:
                 await self._credit.take(cost)
                 copies = []
@@ -95,11 +95,12 @@ class InprocChannel(Channel):
         return _InprocRemoteRegion(self, region)
 
     async def place(self, region: LocalRegion, key: int, writes: Sequence[Write]) -> None:
-        with self._writer:
+        self.check_open()
+        plan = plan_put(key, writes, region.name.nbytes)
+        if not plan.nbytes:
+            return
+        async with self._put_turn:
             self.check_open()
-            plan = plan_put(key, writes, region.name.nbytes)
-            if not plan.nbytes:
-                return
             window = region.admit(key, plan.ranges)
             unyielded = 0
             for offset, source in plan.sources:

@@ -10,6 +10,8 @@ from transport.inproc import InprocTransport
 from transport.inproc_hub import InprocHub
 from transport.options import TransportOptions
 from transport.shm import ShmTransport
+from transport.ucx import is_installed as ucx_is_installed
+from transport.ucx_transport import UcxTransport
 from transport.zmq_transport import ZmqTransport
 
 
@@ -18,17 +20,19 @@ def _make_inproc(options: TransportOptions) -> Transport:
 
 
 def _factories() -> dict[str, Callable[[TransportOptions], Transport]]:
-    return {"inproc": _make_inproc, "shm": ShmTransport, "zmq": ZmqTransport}
+    return {"inproc": _make_inproc, "shm": ShmTransport, "ucx": UcxTransport, "zmq": ZmqTransport}
 
 
 def available_schemes() -> tuple[str, ...]:
-    return tuple(sorted(_factories()))
+    """Those that can be made here: `ucx` needs the extra of its name."""
+    return tuple(sorted(scheme for scheme in _factories() if scheme != "ucx" or ucx_is_installed()))
 
 
 def create_transport(scheme: str, options: TransportOptions) -> Transport:
     """
     Raises:
         AddressError: no transport has this scheme; names those that there are.
+        TransportError: what it needs is not installed.
     """
     factory = _factories().get(scheme)
     if factory is None:

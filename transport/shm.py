@@ -110,11 +110,12 @@ class ShmRemoteRegion(RemoteRegion):
         channel.add_fence(self._stop)
 
     async def put(self, key: int, writes: Sequence[Write]) -> None:
-        with self._channel.writer:
+        self._channel.check_open()
+        plan = plan_put(key, writes, self.nbytes)
+        if not plan.nbytes:
+            return
+        async with self._channel.put_turn:
             self._channel.check_open()
-            plan = plan_put(key, writes, self.nbytes)
-            if not plan.nbytes:
-                return
             copied = self._copy(key, plan) if plan.nbytes <= _INLINE_BYTES else await self._copy_in_thread(key, plan)
             if copied is _Copied.WINDOW_CLOSED:
                 raise PlacementRefused("the window was closed during the put")
@@ -179,6 +180,9 @@ class ShmRegions:
 
     def find(self, region_id: bytes) -> LocalRegion | None:
         return None  # nobody puts through frames
+
+    def attach(self, channel: ZmqChannel) -> None:
+        pass  # a mapping is made with each region that is opened
 
     async def open(self, channel: ZmqChannel, descriptor: bytes) -> RemoteRegion:
         return ShmRemoteRegion(channel, decode_descriptor(descriptor))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from transport.base import ByteRange
 from transport.errors import PlacementRefused
@@ -38,13 +38,15 @@ def check_window(key: int, ranges: Sequence[ByteRange], region_nbytes: int) -> l
 
 
 class Window:
-    """Merged ranges under one key. A put keeps the object while it runs and looks at `is_open` before each piece."""
+    """Merged ranges under one key. A put keeps the object while it runs and looks at `is_open` before each piece, or asks to
+    be told."""
 
-    __slots__ = ("_starts", "is_open", "ranges")
+    __slots__ = ("_starts", "is_open", "ranges", "watchers")
 
     def __init__(self, ranges: Sequence[ByteRange]) -> None:
         self.ranges = tuple(ranges)
         self.is_open = True
+        self.watchers: list[Callable[[], None]] = []
         self._starts = [r.offset for r in self.ranges]
 
     def covers(self, wanted: ByteRange) -> bool:
@@ -80,6 +82,8 @@ class WindowTable:
         window = self._windows.pop(key, None)
         if window is not None:
             window.is_open = False
+            for tell in list(window.watchers):
+                tell()
 
     def close_all(self) -> None:
         for key in list(self._windows):

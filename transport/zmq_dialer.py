@@ -10,7 +10,8 @@ import zmq
 
 from transport.errors import ConnectTimeout
 from transport.zmq_channel import ZmqChannel
-from transport.zmq_frames import CHANNEL_ID_BYTES, Accept, FrameError, Hello, Limits, Reset, decode, encode
+from transport.zmq_frames import CHANNEL_ID_BYTES, Accept, FrameError, Hello, Limits, Reset, encode
+from transport.zmq_incoming import decode_alone
 from transport.zmq_sockets import DealerLink, LinkLost
 
 _CONNECT_POLL_S = 0.005
@@ -56,13 +57,11 @@ class DialedConnection:
             self._link.close(0)
 
     def _on_frames(self, frames: list[zmq.Frame]) -> None:
+        if self._channel is not None:
+            self._channel.deliver(frames)
+            return
         try:
-            head = decode(frames[0].buffer)
-            if self._channel is not None:
-                if head.channel_id != self._channel_id:
-                    raise FrameError("a frame of another channel")
-                self._channel.deliver(head, frames[1:])
-                return
+            head = decode_alone(frames)
             match head.body:
                 case Accept(limits) if head.channel_id == self._channel_id and not self.outcome.done():
                     self._channel = self._make_channel(self._channel_id, self._link, limits)
@@ -72,10 +71,7 @@ class DialedConnection:
                 case _:
                     raise FrameError(f"{type(head.body).__name__} before the channel was accepted")
         except FrameError as error:
-            if self._channel is not None:
-                self._channel.fail(f"protocol violation by the peer: {error}")
-            else:
-                self._refused(f"protocol violation by the peer: {error}")
+            self._refused(f"protocol violation by the peer: {error}")
 
     def _refused(self, reason: str) -> None:
         if not self.outcome.done():

@@ -1,7 +1,12 @@
-"""What travels on a ZeroMQ channel: one ZeroMQ message per item, a fixed head first, raw payload behind it.
+"""What travels on a ZeroMQ channel: items. An item is a head, with its small payload in it; a large payload follows as raw
+frames, its tail.
 
-    frame 0   magic "KVRZ" | version | kind | 2 spare | channel id (8) | granted bytes (8) | body of the kind
-    frame 1…  payload: MESSAGE = header, buffers; PUT_DATA = the bytes that fill the put's ranges in order
+    head   magic "KVRZ" | version | kind | 2 spare | channel id (8) | granted bytes (8) | body of the kind
+    tail   MESSAGE: one frame per buffer that is not empty; PUT_DATA: the bytes that fill the put's ranges, cut anywhere
+
+Every frame is a ZeroMQ message of its own, never a part of a multipart message: libzmq 4.3.5 aborts the process when a
+connection ends while a multipart message is half read (`!_more`, fq.cpp), which an ADR tells in full. ZeroMQ keeps the order
+of a connection's messages, so a head says how many bytes of tail come and whatever comes next is it.
 
 Every head carries a grant: bytes that the sender of the head has consumed since its last one, and the peer may send again.
 Decoding never trusts a length: what does not fit is a `FrameError`, which ends the channel and nothing else.
@@ -20,16 +25,18 @@ from transport.errors import TransportError
 from transport.regions import REGION_ID_BYTES
 
 MAGIC = b"KVRZ"
-VERSION = 1
+VERSION = 2
 CHANNEL_ID_BYTES = 8
 MAX_REASON_BYTES = 512
+INLINE_BYTES = 64 << 10
+"""Payload up to this size travels in the head: copying it costs less than a frame of its own."""
 
 _HEAD = struct.Struct(f"<4sBBxx{CHANNEL_ID_BYTES}sQ")
 _LIMITS = struct.Struct("<QQd")
-_MESSAGE = struct.Struct("<I")
+_MESSAGE = struct.Struct("<II")
 _PUT_BEGIN = struct.Struct(f"<Q{REGION_ID_BYTES}sQI")
 _RANGE = struct.Struct("<QQ")
-_PUT_DATA = struct.Struct("<Q")
+_PUT_DATA = struct.Struct("<QQ")
 _PUT_DONE = struct.Struct("<QB")
 _REGION_ASK = struct.Struct(f"<Q{REGION_ID_BYTES}sQ")
 _REGION_ANSWER = struct.Struct("<QB")
@@ -52,6 +59,7 @@ class Kind(IntEnum):
     BYE = 10
     BYE_ACK = 11
     RESET = 12
+    ASIDE = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,15 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class MessageHead:
-    num_buffers: int
+    """`inline` holds all buffers, or nothing: then they follow."""
+
+    header: bytes
+    sizes: tuple[int, ...] = ()
+    inline: bytes | memoryview = b""
+
+    @property
+    def tail_nbytes(self) -> int:
+        return sum(self.sizes) - len(self.inline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +104,11 @@ class PutBegin:
 
 @dataclass(frozen=True, slots=True)
 class PutData:
+    """`inline`, and behind it the tail, are the next bytes of the put."""
+
     put_id: int
+    tail_nbytes: int = 0
+    inline: bytes | memoryview = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +150,28 @@ class Reset:
     reason: str
 
 
-Body = Hello | Accept | MessageHead | PutBegin | PutData | PutDone | RegionAsk | RegionAnswer | Pulse | Bye | ByeAck | Reset
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """Between the two ends of a kind of region that has a way of its own for bulk data."""
+
+    payload: bytes | memoryview
+
+
+Body = (
+    Hello
+    | Accept
+    | MessageHead
+    | PutBegin
+    | PutData
+    | PutDone
+    | RegionAsk
+    | RegionAnswer
+    | Pulse
+    | Bye
+    | ByeAck
+    | Reset
+    | Aside
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +210,10 @@ def decode(frame: memoryview) -> Head:
 def _encode_body(body: Body) -> tuple[Kind, bytes]:
     match body:
         case MessageHead():
-            return Kind.MESSAGE, _MESSAGE.pack(body.num_buffers)
+            start = _MESSAGE.pack(len(body.header), len(body.sizes)) + struct.pack(f"<{len(body.sizes)}Q", *body.sizes)
+            return Kind.MESSAGE, b"".join((start, body.header, body.inline))
         case PutData():
-            return Kind.PUT_DATA, _PUT_DATA.pack(body.put_id)
+            return Kind.PUT_DATA, b"".join((_PUT_DATA.pack(body.put_id, body.tail_nbytes), body.inline))
         case PutBegin():
             head = _PUT_BEGIN.pack(body.put_id, body.region_id, body.key, len(body.ranges))
             return Kind.PUT_BEGIN, head + b"".join(_RANGE.pack(r.offset, r.nbytes) for r in body.ranges)
@@ -193,6 +235,8 @@ def _encode_body(body: Body) -> tuple[Kind, bytes]:
             return Kind.BYE_ACK, b""
         case Reset():
             return Kind.RESET, _encode_reason(body.reason)
+        case Aside():
+            return Kind.ASIDE, bytes(body.payload)
 
 
 def _encode_limits(limits: Limits) -> bytes:
@@ -214,6 +258,28 @@ def _encode_reason(reason: str) -> bytes:
 
 def _decode_reason(body: memoryview) -> str:
     return bytes(body[:MAX_REASON_BYTES]).decode(errors="replace")
+
+
+def _decode_message(body: memoryview) -> MessageHead:
+    header_nbytes, num_buffers = _MESSAGE.unpack_from(body)
+    header_start = _MESSAGE.size + 8 * num_buffers
+    if len(body) < header_start + header_nbytes:
+        raise FrameError(
+            f"message head of {len(body)} bytes cannot hold {num_buffers} sizes and {header_nbytes} bytes of header"
+        )
+    sizes = struct.unpack_from(f"<{num_buffers}Q", body, _MESSAGE.size)
+    inline = body[header_start + header_nbytes :]
+    if len(inline) not in (0, sum(sizes)):
+        raise FrameError(f"message of {sum(sizes)} bytes of buffers carries {len(inline)}")
+    return MessageHead(bytes(body[header_start : header_start + header_nbytes]), sizes, inline)
+
+
+def _decode_put_data(body: memoryview) -> PutData:
+    put_id, tail_nbytes = _PUT_DATA.unpack_from(body)
+    inline = body[_PUT_DATA.size :]
+    if not tail_nbytes and not len(inline):
+        raise FrameError("put data without data")
+    return PutData(put_id, tail_nbytes, inline)
 
 
 def _decode_put_begin(body: memoryview) -> PutBegin:
@@ -249,9 +315,9 @@ def _decode_nothing(make: Callable[[], Body]) -> Callable[[memoryview], Body]:
 _DECODERS: dict[int, Callable[[memoryview], Body]] = {
     Kind.HELLO: lambda body: Hello(_decode_limits(body)),
     Kind.ACCEPT: lambda body: Accept(_decode_limits(body)),
-    Kind.MESSAGE: lambda body: MessageHead(*_MESSAGE.unpack(body)),
+    Kind.MESSAGE: _decode_message,
     Kind.PUT_BEGIN: _decode_put_begin,
-    Kind.PUT_DATA: lambda body: PutData(*_PUT_DATA.unpack(body)),
+    Kind.PUT_DATA: _decode_put_data,
     Kind.PUT_DONE: _decode_put_done,
     Kind.REGION_ASK: lambda body: RegionAsk(*_REGION_ASK.unpack(body)),
     Kind.REGION_ANSWER: _decode_region_answer,
@@ -259,4 +325,5 @@ _DECODERS: dict[int, Callable[[memoryview], Body]] = {
     Kind.BYE: _decode_nothing(Bye),
     Kind.BYE_ACK: _decode_nothing(ByeAck),
     Kind.RESET: lambda body: Reset(_decode_reason(body)),
+    Kind.ASIDE: Aside,
 }

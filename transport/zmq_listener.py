@@ -12,7 +12,8 @@ from transport.addresses import IpcAddress, SocketFile, TcpAddress
 from transport.base import Listener, OnChannel
 from transport.handlers import HandlerTasks
 from transport.zmq_channel import ZmqChannel
-from transport.zmq_frames import CHANNEL_ID_BYTES, Accept, ByeAck, FrameError, Hello, Limits, Reset, decode, encode
+from transport.zmq_frames import CHANNEL_ID_BYTES, Accept, ByeAck, FrameError, Hello, Limits, Reset, encode
+from transport.zmq_incoming import decode_alone
 from transport.zmq_sockets import FrameSocket, Link, LinkLost, RouterLink
 
 _CLOSE_LINGER_MS = 200
@@ -62,20 +63,18 @@ class ZmqListener(Listener):
     def _on_frames(self, frames: list[zmq.Frame]) -> None:
         routing_id = frames[0].bytes
         channel = self._channels.get(routing_id)
+        if channel is not None:
+            channel.deliver(frames[1:])
+            return
         try:
-            if len(frames) < 2:
-                raise FrameError("an item without frames")
-            head = decode(frames[1].buffer)
+            head = decode_alone(frames[1:])
         except FrameError as error:
             self._refuse(routing_id, bytes(CHANNEL_ID_BYTES), f"protocol violation by the peer: {error}")
-            return
-        if channel is not None and channel.channel_id == head.channel_id:
-            channel.deliver(head, frames[2:])
             return
         match head.body:
             case Reset() | ByeAck():
                 return  # the last words of a channel that has ended here too
-            case Hello() if channel is None and self._accepting:
+            case Hello() if self._accepting:
                 self._accept(routing_id, head.channel_id, head.body.limits, frames[1])
             case _:
                 self._refuse(routing_id, head.channel_id, "this channel does not exist here")
@@ -94,13 +93,9 @@ class ZmqListener(Listener):
         self._handlers.start(channel)
 
     def _refuse(self, routing_id: bytes, channel_id: bytes, reason: str) -> None:
-        """Ends whatever lives on this connection, so that the dialer learns at once."""
-        channel = self._channels.get(routing_id)
-        if channel is not None:
-            channel.fail(reason)
-            return
+        """So that the dialer learns at once."""
         with contextlib.suppress(LinkLost):
-            self._socket.send([routing_id, encode(channel_id, 0, Reset(reason))])
+            self._socket.send(encode(channel_id, 0, Reset(reason)), routing_id=routing_id)
 
     def _forget(self, routing_id: bytes) -> None:
         self._channels.pop(routing_id, None)

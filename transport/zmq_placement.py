@@ -1,21 +1,24 @@
 """Puts on a ZeroMQ channel, seen by the side that owns the region. No socket, no waiting: frames in, answers out.
 
-    writer   PUT_BEGIN (key, all ranges) | PUT_DATA, PUT_DATA, …            (without waiting for an answer)
+    writer   PUT_BEGIN (key, all ranges) | PUT_DATA, PUT_DATA, … | PUT_BEGIN …        (without waiting for an answer)
     owner    checks every range, then copies piece by piece; PUT_DONE at the end, or at once with a refusal
 
-Data of a refused put is on its way already and is dropped as it comes.
+Data of a refused put is on its way already and is dropped as it comes. Puts follow each other and do not mix.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from transport.base import ByteRange
 from transport.buffers import copy
 from transport.errors import PlacementRefused
 from transport.regions import LocalRegion
 from transport.windows import Window
-from transport.zmq_frames import FrameError, PutBegin, PutData, PutDone
+from transport.zmq_frames import INLINE_BYTES, FrameError, PutBegin, PutData, PutDone
+
+MAX_PUT_RANGES = 1 << 18
 
 FindRegion = Callable[[bytes], LocalRegion | None]
 
@@ -102,3 +105,18 @@ class Placer:
     def _refuse(self, put_id: int, reason: str) -> PutDone:
         self._refused_id = put_id
         return PutDone(put_id, reason)
+
+
+def put_frames(put_id: int, piece: Sequence[memoryview]) -> tuple[PutData, list[bytes | memoryview]]:
+    """The head and tail that carry a piece. Small views are gathered: a frame costs more than copying them."""
+    nbytes = sum(map(len, piece))
+    if nbytes <= INLINE_BYTES:
+        return PutData(put_id, 0, b"".join(piece)), []
+    tail: list[bytes | memoryview] = []
+    for is_small, run in groupby(piece, lambda view: len(view) < INLINE_BYTES):
+        views = list(run)
+        if is_small:
+            tail.append(b"".join(views))
+        else:
+            tail.extend(views)
+    return PutData(put_id, nbytes), tail

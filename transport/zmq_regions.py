@@ -23,6 +23,10 @@ class RegionSpace(Protocol):
         """The region that peers may put into through frames."""
         ...
 
+    def attach(self, channel: ZmqChannel) -> None:
+        """Called for each new channel."""
+        ...
+
     async def open(self, channel: ZmqChannel, descriptor: bytes) -> RemoteRegion: ...
 
     def close(self) -> None: ...
@@ -52,6 +56,9 @@ class ZmqRegions:
 
     def find(self, region_id: bytes) -> LocalRegion | None:
         return self._table.find(region_id)
+
+    def attach(self, channel: ZmqChannel) -> None:
+        pass  # the channel itself carries puts
 
     async def open(self, channel: ZmqChannel, descriptor: bytes) -> RemoteRegion:
         name = decode_descriptor(_MAGIC, descriptor)

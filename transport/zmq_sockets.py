@@ -2,6 +2,14 @@
 
 `zmq.asyncio` hands a received message to a future; a reader that is cancelled in that moment loses it. Here a callback takes
 messages off the socket as they come, and whoever waits is woken by the channel.
+
+What libzmq 4.3.5 must not be asked to do, since its answer is to abort the process (docs/adr, and a contract test):
+- receive multipart messages. A connection that ends takes its pipe along, also half-way through a message: with IMMEDIATE
+  the socket terminates the pipe that it is reading (`!_more`, fq.cpp), and with three connections another one's end moves
+  the place it is reading from. So every frame is a message of its own.
+- send heartbeats. Their timer writes to an engine whose connection has ended and whose input had stopped at RCVHWM or at a
+  closing socket (`!_io_error`, stream_engine_base.cpp). Channels have heartbeats of their own.
+- reconnect a pipe whose input had stopped (`_input_stopped`, ibid.). With IMMEDIATE every connection has a pipe of its own.
 """
 
 from __future__ import annotations
@@ -14,14 +22,16 @@ from typing import Protocol
 import zmq
 
 from transport.buffers import SLICE_BYTES
+from transport.flow import ITEM_OVERHEAD_BYTES
 from transport.options import MAX_HEADER_BYTES, TransportOptions
 
 _TURN_S = 0.001  # how long one turn of the loop may take frames before others run
 _LARGE_BYTES = 64 << 10  # pyzmq's own border between copying and lending a buffer
-_RECEIVED_MESSAGES = 1000
+_UNCREDITED_MESSAGES = 4096  # pulses, answers and questions, which take no credit
 
 Part = bytes | memoryview
 OnFrames = Callable[[list[zmq.Frame]], None]
+"""One frame from a DEALER; from a ROUTER the routing id and one frame. Peers that break this rule send more."""
 
 
 class LinkLost(Exception):
@@ -31,8 +41,8 @@ class LinkLost(Exception):
 class Link(Protocol):
     """Frames to one peer."""
 
-    def send(self, head: bytes, payload: Sequence[Part] = ()) -> list[zmq.MessageTracker]:
-        """Hands frames to ZeroMQ without waiting. Large parts are lent until their trackers are done.
+    def send(self, head: bytes, tail: Sequence[Part] = ()) -> list[zmq.MessageTracker]:
+        """Hands frames to ZeroMQ without waiting. Large ones are lent until their trackers are done.
 
         Raises:
             LinkLost: the connection is gone.
@@ -58,23 +68,21 @@ class FrameSocket:
     def closed(self) -> bool:
         return self._socket.closed
 
-    def send(self, parts: Sequence[Part]) -> list[zmq.MessageTracker]:
+    def send(self, head: bytes, tail: Sequence[Part] = (), routing_id: bytes | None = None) -> list[zmq.MessageTracker]:
         """
         Raises:
-            LinkLost: no connection takes the message.
+            LinkLost: no connection takes a frame.
         """
         trackers: list[zmq.MessageTracker] = []
-        frames: list[bytes | zmq.Frame] = []
-        for part in parts:
-            if len(part) >= _LARGE_BYTES:
-                frame = zmq.Frame(part, track=True, copy=False)
+        try:
+            for part in (head, *tail):
+                lend = len(part) >= _LARGE_BYTES
+                frame = zmq.Frame(part, track=lend, copy=not lend)
                 if isinstance(frame.tracker, zmq.MessageTracker):
                     trackers.append(frame.tracker)
-                frames.append(frame)
-            else:
-                frames.append(part if isinstance(part, bytes) else bytes(part))
-        try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+                if routing_id is not None:
+                    self._socket.send(routing_id, zmq.NOBLOCK | zmq.SNDMORE)
+                self._socket.send(frame, zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             raise LinkLost(str(error)) from error
         # Sending runs ZeroMQ's internal commands, which may swallow the edge that announces messages.
@@ -122,10 +130,10 @@ class DealerLink:
     def __init__(self, socket: zmq.Socket[bytes], on_frames: OnFrames) -> None:
         self._socket = FrameSocket(socket, on_frames)
 
-    def send(self, head: bytes, payload: Sequence[Part] = ()) -> list[zmq.MessageTracker]:
+    def send(self, head: bytes, tail: Sequence[Part] = ()) -> list[zmq.MessageTracker]:
         if self._socket.closed:
             raise LinkLost("the socket is closed")
-        return self._socket.send([head, *payload])
+        return self._socket.send(head, tail)
 
     def close(self, linger_ms: int) -> None:
         self._socket.close(linger_ms)
@@ -139,10 +147,10 @@ class RouterLink:
         self._routing_id = routing_id
         self._on_close = on_close
 
-    def send(self, head: bytes, payload: Sequence[Part] = ()) -> list[zmq.MessageTracker]:
+    def send(self, head: bytes, tail: Sequence[Part] = ()) -> list[zmq.MessageTracker]:
         if self._socket.closed:
             raise LinkLost("the listener is closed")
-        return self._socket.send([self._routing_id, head, *payload])
+        return self._socket.send(head, tail, self._routing_id)
 
     def close(self, linger_ms: int) -> None:
         self._on_close(self._routing_id)
@@ -179,10 +187,20 @@ def is_address_in_use(error: zmq.ZMQError) -> bool:
 
 def _configure(socket: zmq.Socket[bytes], options: TransportOptions) -> None:
     socket.setsockopt(zmq.LINGER, 0)
+    import os
+
+    if os.environ.get("ZB"):
+        socket.setsockopt(zmq.SNDBUF, int(os.environ["ZB"]) << 10)
+        socket.setsockopt(zmq.RCVBUF, int(os.environ["ZB"]) << 10)
     socket.setsockopt(zmq.SNDHWM, 0)  # credits bound what is sent; a full ROUTER would drop silently
-    socket.setsockopt(zmq.RCVHWM, _RECEIVED_MESSAGES)
-    largest = max(options.max_message_bytes, MAX_HEADER_BYTES, SLICE_BYTES) + 4096
+    # Honest peers stay below it: their credit ends first. Flooding ones wait in the network.
+    socket.setsockopt(zmq.RCVHWM, _UNCREDITED_MESSAGES + options.max_in_flight_bytes // ITEM_OVERHEAD_BYTES)
+    largest = max(options.max_message_bytes, MAX_HEADER_BYTES, SLICE_BYTES) + MAX_HEADER_BYTES
     socket.setsockopt(zmq.MAXMSGSIZE, largest)  # ZeroMQ drops a peer that announces more, before it takes memory
-    # ZeroMQ's own heartbeats free the buffers of a peer that stopped or lost its network; channels have theirs.
-    socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(options.liveness_s * 1000 / 3)))
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, int(options.liveness_s * 1000)))
+    # The kernel ends connections whose network is gone, and ZeroMQ then frees what it holds for them.
+    liveness_ms = max(1, int(options.liveness_s * 1000))
+    socket.setsockopt(zmq.TCP_MAXRT, liveness_ms)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, max(1, liveness_ms // 1000))
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)

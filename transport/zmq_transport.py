@@ -109,7 +109,7 @@ class ZmqTransport(Transport):
     def _make_channel(
         self, *, local: str, peer: str, channel_id: bytes, link: Link, theirs: Limits, on_end: Callable[[ZmqChannel], None]
     ) -> ZmqChannel:
-        return ZmqChannel(
+        channel = ZmqChannel(
             local=local,
             peer=peer,
             channel_id=channel_id,
@@ -120,6 +120,8 @@ class ZmqTransport(Transport):
             open_region=self._regions.open,
             on_end=on_end,
         )
+        self._regions.attach(channel)
+        return channel
 
     async def _bind_tcp(self, socket: zmq.Socket[bytes], wanted: TcpAddress) -> TcpAddress:
         loop = asyncio.get_running_loop()

@@ -3,6 +3,7 @@
 dial     connects, offers a region with an open window, tells its descriptor and key, then answers nothing
 listen   prints its address, and does the same for whoever connects
 put      connects, takes a descriptor and key, and puts in an endless loop
+collapse pairs of transports of its own, of which one floods the other and is closed; ends by itself
 """
 
 from __future__ import annotations
@@ -37,8 +38,28 @@ async def put_for_ever(channel: Channel) -> None:
         await asyncio.sleep(0)
 
 
+async def flood(channel: Channel) -> None:
+    while True:
+        await channel.send(b"x", [bytes(10_000)])
+
+
+async def collapse(scheme: str, address: str, number: int, options: TransportOptions) -> None:
+    near, far = create_transport(scheme, options), create_transport(scheme, options)
+    listener = await near.listen(f"{address}.{number}" if address.startswith("ipc") else address, flood)
+    await far.connect(listener.address, asyncio.get_running_loop().time() + 20)
+    await asyncio.sleep(0.02 * number)
+    await near.close()
+    await asyncio.sleep(options.liveness_s * 0.7)
+    await far.close()
+
+
 async def main(role: str, scheme: str, address: str, liveness_s: float) -> None:
-    transport = create_transport(scheme, TransportOptions(liveness_s=liveness_s))
+    options = TransportOptions(liveness_s=liveness_s)
+    if role == "collapse":
+        for _ in range(2):
+            await asyncio.gather(*(collapse(scheme, address, number, options) for number in range(3)))
+        return
+    transport = create_transport(scheme, options)
     deadline = asyncio.get_running_loop().time() + 20
     if role == "listen":
         listener = await transport.listen(address, lambda channel: offer(transport, channel))

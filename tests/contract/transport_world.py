@@ -7,18 +7,28 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import psutil
+import pytest
 import zmq
 
-from transport.base import Channel, Listener, Transport
+from transport.base import ByteRange, Channel, Listener, Transport, Write
+from transport.errors import ChannelClosed
 from transport.inproc_hub import InprocHub
 from transport.options import TransportOptions
 from transport.registry import create_transport
+from transport.ucx import is_installed as ucx_is_installed
 
-KINDS = ("inproc", "zmq-tcp", "zmq-ipc", "shm")
+SMALL_LIMIT = 64 << 10
+KINDS = (
+    "inproc",
+    "zmq-tcp",
+    "zmq-ipc",
+    "shm",
+    pytest.param("ucx", marks=pytest.mark.skipif(not ucx_is_installed(), reason="ucxx is not installed (extra: ucx)")),
+)
 PEER = Path(__file__).with_name("transport_peer.py")
 
 
@@ -35,6 +45,25 @@ def warm_up_pyzmq() -> None:
     left.send(bytes(1 << 20), copy=False)
     right.recv()
     context.destroy(linger=0)
+
+
+async def warm_up_ucx() -> None:
+    """UCX starts threads and opens descriptors of the whole process with the first lane."""
+    transport = create_transport("ucx", TransportOptions())
+    far = create_transport("ucx", TransportOptions())
+    over = asyncio.Event()
+
+    async def keep(channel: Channel) -> None:
+        await over.wait()
+
+    listener = await far.listen("ucx://127.0.0.1:0", keep)
+    channel = await transport.connect(listener.address, soon(10))
+    region = far.create_region(4096)
+    region.open_window(1, [ByteRange(0, 4096)])
+    await (await channel.open_region(region.descriptor())).put(1, [Write(0, b"x")])
+    over.set()
+    await transport.close()
+    await far.close()
 
 
 class World:
@@ -64,6 +93,8 @@ class World:
         match self.kind:
             case "inproc":
                 return f"inproc://contract-{self._addresses}"
+            case "ucx":
+                return "ucx://127.0.0.1:0"
             case "zmq-tcp":
                 return "tcp://127.0.0.1:0"
             case _:
@@ -127,6 +158,32 @@ class LeakCheck:
         """The loop's own worker threads end with the loop, after the test."""
         workers = [thread for thread in threading.enumerate() if thread.name.startswith("asyncio_")]
         return self._process.num_threads() - len(workers)
+
+
+async def make_world(kind: str, folder: Path, **limits: object) -> AsyncIterator[World]:
+    leaks = LeakCheck(folder)
+    world = World(kind, folder, **limits)
+    try:
+        yield world
+    finally:
+        await world.close()
+    await leaks.nothing_is_left()
+
+
+async def ended(channel: Channel, within_s: float = 2.0) -> None:
+    """Receiving, sending and opening a region raise ChannelClosed."""
+    with pytest.raises(ChannelClosed):
+        await asyncio.wait_for(channel.recv(), within_s)
+    with pytest.raises(ChannelClosed):
+        await channel.send(b"too late")
+    with pytest.raises(ChannelClosed):
+        await channel.open_region(b"")
+
+
+async def fill(channel: Channel) -> None:
+    """Sends until the channel ends or the task is cancelled."""
+    while True:
+        await channel.send(b"x", [bytes(10_000)])
 
 
 def soon(seconds: float) -> float:

@@ -5,9 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transport.base import ByteRange
+from transport.flow import GrantAccount
 from transport.regions import RegionTable
 from transport.zmq_frames import (
+    INLINE_BYTES,
     Accept,
+    Aside,
     Bye,
     ByeAck,
     FrameError,
@@ -25,7 +28,8 @@ from transport.zmq_frames import (
     decode,
     encode,
 )
-from transport.zmq_placement import Placer
+from transport.zmq_incoming import Incoming, Item, buffers_of
+from transport.zmq_placement import Placer, put_frames
 
 CHANNEL = b"channel1"
 u64 = st.integers(0, 2**64 - 1)
@@ -40,9 +44,13 @@ reason = st.text(max_size=50)
 bodies = st.one_of(
     st.builds(Hello, limits),
     st.builds(Accept, limits),
-    st.builds(MessageHead, st.integers(0, 2**32 - 1)),
+    st.builds(MessageHead, st.binary(max_size=30), st.lists(st.integers(2, 2**40), max_size=5).map(tuple)),
+    st.builds(
+        lambda header, inline: MessageHead(header, (len(inline), 0), inline), st.binary(max_size=9), st.binary(max_size=9)
+    ),
     st.builds(PutBegin, u64, st.binary(min_size=16, max_size=16), u64, ranges),
-    st.builds(PutData, u64),
+    st.builds(PutData, u64, st.integers(1, 2**64 - 1)),
+    st.builds(PutData, u64, st.integers(0, 2**64 - 1), st.binary(min_size=1, max_size=30)),
     st.builds(PutDone, u64, st.none() | reason),
     st.builds(RegionAsk, u64, st.binary(min_size=16, max_size=16), u64),
     st.builds(RegionAnswer, u64, st.booleans()),
@@ -50,6 +58,7 @@ bodies = st.one_of(
     st.builds(Bye),
     st.builds(ByeAck),
     st.builds(Reset, reason),
+    st.builds(Aside, st.binary(max_size=40)),
 )
 
 
@@ -75,8 +84,10 @@ def test_cut_and_lengthened_frames(body: object, data: st.DataObject) -> None:
     whole = encode(CHANNEL, 0, body)  # type: ignore[arg-type]
     cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
     for damaged in (cut, whole + b"x"):
-        if isinstance(body, Reset | PutDone) and len(damaged) >= 24:
-            continue  # their text may have any length
+        if isinstance(body, Reset | PutDone | PutData | Aside) and len(damaged) >= 24 + 16 * isinstance(body, PutData):
+            continue  # what ends them may have any length
+        if isinstance(body, MessageHead) and len(damaged) == len(whole) - len(body.inline):
+            continue  # its buffers follow
         with pytest.raises(FrameError):
             decode(memoryview(damaged))
 
@@ -130,3 +141,36 @@ def test_puts_out_of_turn() -> None:
     assert bytes(region.memory[:11]) == b"abcdefghij\0"
     table.close()
     assert len(table) == 0
+
+
+def test_a_tail_is_what_was_announced() -> None:
+    incoming = Incoming(GrantAccount(1 << 20), 1 << 20, 1 << 20)
+    message = Head(CHANNEL, 0, MessageHead(b"h", (3, 0, 2)))
+    # 1. Nothing follows a small item.
+    assert incoming.begin(Head(CHANNEL, 0, Pulse())) == Item(Head(CHANNEL, 0, Pulse()))
+    assert not incoming.is_open
+    # 2. A large one is complete with its last byte.
+    assert incoming.begin(message) is None
+    assert incoming.add(memoryview(b"abc")) is None
+    item = incoming.add(memoryview(b"de"))
+    assert item is not None
+    assert [bytes(buffer) for buffer in buffers_of(message.body, item.tail)] == [b"abc", b"", b"de"]  # type: ignore[arg-type]
+    assert not incoming.is_open
+    # 3. More, or nothing, is not what was announced; nor are frames cut elsewhere.
+    for wrong in (b"", b"abcdef"):
+        incoming = Incoming(GrantAccount(1 << 20), 1 << 20, 1 << 20)
+        incoming.begin(message)
+        with pytest.raises(FrameError, match="missing"):
+            incoming.add(memoryview(wrong))
+    for cut in ((b"ab", b"cde"), (b"abcde",), (b"abc", b"d", b"e")):
+        with pytest.raises(FrameError, match="frames"):
+            buffers_of(MessageHead(b"h", (3, 0, 2)), [memoryview(part) for part in cut])
+
+
+@given(st.lists(st.sampled_from([1, 100, INLINE_BYTES - 1, INLINE_BYTES, INLINE_BYTES + 1]), min_size=1, max_size=6))
+def test_a_piece_of_a_put_arrives_as_it_was(sizes: list[int]) -> None:
+    piece = [memoryview(bytes([n]) * size) for n, size in enumerate(sizes)]
+    head, tail = put_frames(1, piece)
+    assert b"".join((head.inline, *tail)) == b"".join(piece)
+    assert head.tail_nbytes == sum(map(len, tail))
+    assert all(tail)
