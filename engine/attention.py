@@ -84,7 +84,7 @@ class _TorchStep:
                 )
                 for s in chunks
             ]
-        pool.clear(_blocks_begun(sequences, layout.block_size))
+        pool.clear(blocks_begun(sequences, layout.block_size))
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> None:
         rows = self._pool.token_rows
@@ -117,7 +117,7 @@ def _write_rows(pool: KvPool, sequences: Sequence[SequenceRows]) -> Tensor:
     return offsets + torch.cat(parts)
 
 
-def _blocks_begun(sequences: Sequence[SequenceRows], block_size: int) -> list[int]:
+def blocks_begun(sequences: Sequence[SequenceRows], block_size: int) -> list[int]:
     """Blocks whose first slot this step writes, but not their last one: at most one for each sequence."""
     begun = []
     for sequence in sequences:

@@ -20,6 +20,7 @@ from engine.engine_config import EngineConfig
 from engine.engine_thread import EngineThread
 from engine.errors import ModelFilesError
 from engine.fake_runner import FakeRunner, fake_layout
+from engine.grammars import Grammars
 from engine.messages import EngineEvent
 from engine.model_config import ModelConfig, load_model_config
 from engine.model_files import fingerprint
@@ -36,6 +37,8 @@ class EngineOptions(Protocol):
     def dtype(self) -> str: ...  # "auto": the model's own
     @property
     def device(self) -> str: ...
+    @property
+    def kernels(self) -> str: ...  # "auto" or "torch"
     @property
     def block_size(self) -> int: ...
     @property
@@ -69,6 +72,10 @@ class EngineShape:
     @property
     def pool_bytes(self) -> int:
         return self.num_blocks * self.layout.block_bytes
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.vocab_size
 
 
 def engine_shape(options: EngineOptions, model_dir: Path) -> EngineShape:
@@ -112,7 +119,8 @@ def build_engine(
         max_num_sequences=options.max_num_sequences,
         prefill_chunk=options.prefill_chunk,
     )
-    core = EngineCore(config, shape.layout, shape.num_blocks, shape.max_model_len)
+    grammars = Grammars.load(shape.model_dir, shape.model.vocab_size)
+    core = EngineCore(config, shape.layout, shape.num_blocks, shape.max_model_len, grammars)
     return EngineThread(core, runner, on_events, on_failure=on_failure)
 
 
@@ -139,5 +147,6 @@ def _build_runner(options: EngineOptions, shape: EngineShape, kv_memory: memoryv
         block_size=options.block_size,
         max_model_len=shape.max_model_len,
         device=options.device,
+        kernels=options.kernels,
     )
     return runner

@@ -17,6 +17,7 @@ from __future__ import annotations
 from engine.blocks import BlockPool
 from engine.engine_config import EngineConfig
 from engine.errors import StepMismatch
+from engine.grammar_state import GrammarError, GrammarFactory
 from engine.messages import (
     Abort,
     Add,
@@ -36,7 +37,7 @@ from engine.plan import StepPlan, StepResult
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence, SequenceState
 from wire.kv_layout import KvLayout
-from wire.sequence import SampledToken, SequenceSpec
+from wire.sequence import FinishReason, SampledToken, SequenceSpec
 
 _MAX_TOKEN_ID = 2**32 - 1  # what a block hash can hold; the vocabulary is checked where the request enters the cluster
 
@@ -47,9 +48,18 @@ class EngineCore:
     Args:
         num_blocks: blocks in the pool, each of `layout.block_size` tokens.
         max_model_len: tokens that a sequence may have, output included.
+        grammars: None: sequences with a grammar are rejected.
     """
 
-    def __init__(self, config: EngineConfig, layout: KvLayout, num_blocks: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        layout: KvLayout,
+        num_blocks: int,
+        max_model_len: int,
+        grammars: GrammarFactory | None = None,
+    ) -> None:
+        self._grammars = grammars
         self._layout = layout
         self._max_model_len = max_model_len
         self._pool = BlockPool(num_blocks)
@@ -80,10 +90,18 @@ class EngineCore:
         return events + self._grant()
 
     def _add(self, spec: SequenceSpec, state: SequenceState, now: float, *, export: bool = False) -> list[EngineEvent]:
-        refusal = self._refusal(spec, export)
+        refusal = self._refusal(spec, export, decodes=state is SequenceState.QUEUED)
         if refusal is not None:
             return [Rejected(spec.request_id, refusal, invalid=True)]
-        self._scheduler.add(Sequence(spec, self._layout.block_size, state, now, export=export))
+        sequence = Sequence(spec, self._layout.block_size, state, now, export=export)
+        if spec.grammar:
+            if self._grammars is None:
+                return [Rejected(spec.request_id, "grammar: this model's tokenizer cannot be constrained", invalid=True)]
+            try:
+                sequence.follow(self._grammars.start(spec.grammar, spec.resumed))
+            except GrammarError as error:
+                return [Rejected(spec.request_id, str(error), invalid=True)]
+        self._scheduler.add(sequence)
         return []
 
     def _change(self, sequence: Sequence, command: Fill | ComputeHere | Release | Abort, now: float) -> list[EngineEvent]:
@@ -101,17 +119,18 @@ class EngineCore:
 
     def _fill(self, sequence: Sequence, first_token: SampledToken, now: float) -> list[EngineEvent]:
         self._scheduler.fill(sequence)
+        sequence.scores_due = False  # whoever computed the prompt has sent them
         if not 0 <= first_token.token_id <= _MAX_TOKEN_ID:
             self._scheduler.end(sequence)
             return [Rejected(sequence.request_id, f"first_token: {first_token.token_id} is no token id", invalid=False)]
         sequence.restart_clock(now)
         finish = sequence.append(first_token.token_id, self._max_model_len)
         if finish is None:
-            return []
+            return self._advance_grammar(sequence)
         self._scheduler.end(sequence)
         return [TokensSampled(sequence.request_id, sequence.num_output_tokens, (), finish, sequence.take_times(now))]
 
-    def _refusal(self, spec: SequenceSpec, export: bool) -> str | None:
+    def _refusal(self, spec: SequenceSpec, export: bool, decodes: bool) -> str | None:
         """Why this sequence can never run here."""
         if self._scheduler.find(spec.request_id) is not None:
             return f"request_id: {spec.request_id!r} is already in the engine"
@@ -120,10 +139,13 @@ class EngineCore:
             return "prompt: it must have at least one token"
         if min(tokens) < 0 or max(tokens) > _MAX_TOKEN_ID:
             return f"prompt: token ids lie between 0 and {_MAX_TOKEN_ID}"
-        if len(tokens) >= self._max_model_len:
+        if spec.grammar and spec.stop.min_tokens:
+            return "min_tokens: a grammar alone says where the output may end"
+        prompt_only = spec.stop.max_tokens == 0 and not spec.resumed and not decodes
+        if len(tokens) + (not prompt_only) > self._max_model_len:
             return f"prompt: {len(tokens)} tokens leave no room for another in a context of {self._max_model_len}"
         remaining = spec.stop.max_tokens - len(spec.resumed)
-        if remaining < 1:
+        if remaining < 1 and not prompt_only:
             return f"max_tokens: {spec.stop.max_tokens} leaves nothing to generate behind {len(spec.resumed)} output tokens"
         longest = len(tokens) if export else min(len(tokens) + remaining, self._max_model_len)
         needed = self._layout.blocks_for(longest)
@@ -159,6 +181,8 @@ class EngineCore:
         for scheduled in plan.sequences:
             if scheduled.sample is not None and scheduled.request_id not in result.sampled:
                 raise StepMismatch(f"step {plan.step} drew no token for {scheduled.request_id}")
+            if scheduled.score is not None and scheduled.request_id not in result.scored:
+                raise StepMismatch(f"step {plan.step} scored nothing of {scheduled.request_id}")
         events: list[EngineEvent] = []
         for sequence, scheduled in zip(self._end_step(plan), plan.sequences, strict=True):
             num_tokens = len(scheduled.token_ids)
@@ -172,8 +196,12 @@ class EngineCore:
             self._scheduler.computed(sequence, num_computed)
             if sequence.export:
                 events.append(BlocksComputed(sequence.request_id, num_computed, scheduled.block_ids))
+            if scheduled.score is not None:
+                sequence.add_scores(result.scored[sequence.request_id])
             if scheduled.sample is not None:
-                events.append(self._draw(sequence, result.sampled[sequence.request_id], now))
+                events += self._draw(sequence, result.sampled[sequence.request_id], now)
+            elif sequence.prompt_only and not sequence.is_prefilling:
+                events.append(self._over(sequence, 0, (), FinishReason.LENGTH, now))
         return events + self._grant()
 
     def fail_step(self, plan: StepPlan, error: BaseException, now: float) -> list[EngineEvent]:
@@ -199,14 +227,32 @@ class EngineCore:
         self._scheduler.step_over()
         return sequences
 
-    def _draw(self, sequence: Sequence, token: SampledToken, now: float) -> TokensSampled:
+    def _draw(self, sequence: Sequence, token: SampledToken, now: float) -> list[EngineEvent]:
         first_index = sequence.num_output_tokens
         finish = sequence.append(token.token_id, self._max_model_len)
+        over = self._over(sequence, first_index, (token,), finish, now)
+        return [over] if finish is not None or sequence.export else [over, *self._advance_grammar(sequence)]
+
+    def _advance_grammar(self, sequence: Sequence) -> list[EngineEvent]:
+        """Behind a token that was not the last: a sequence that cannot go on under its grammar ends here."""
+        try:
+            sequence.advance_grammar()
+        except GrammarError as error:
+            self._scheduler.end(sequence)
+            return [Rejected(sequence.request_id, str(error), invalid=False)]
+        return []
+
+    def _over(
+        self, sequence: Sequence, first_index: int, tokens: tuple[SampledToken, ...], finish: FinishReason | None, now: float
+    ) -> TokensSampled:
+        """Its part of the step is over: what came of it, and what becomes of the sequence."""
         if sequence.export:
             self._scheduler.lend(sequence)
         elif finish is not None:
             self._scheduler.end(sequence)
-        return TokensSampled(sequence.request_id, first_index, (token,), finish, sequence.take_times(now))
+        return TokensSampled(
+            sequence.request_id, first_index, tokens, finish, sequence.take_times(now), sequence.take_scores()
+        )
 
     def _grant(self) -> list[EngineEvent]:
         return [

@@ -20,6 +20,7 @@ class EngineConfig:
     max_num_sequences: int = 256  # running and reserved ones
     prefill_chunk: int = 512  # prompt tokens of one sequence per step
     prefix_cache: bool = True
+    priority_s: float = 1.0  # seconds of waiting that one step of priority stands for
 
     def __post_init__(self) -> None:
         for key in ("max_batched_tokens", "max_num_sequences", "prefill_chunk"):

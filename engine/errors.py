@@ -5,7 +5,8 @@ EngineError
 ├── ModelFilesError      a model directory lacks a file, or a file is not what its name says
 ├── OutOfBlocks          a request for blocks that the pool cannot meet now (never reaches a client)
 ├── ConservationError    a block was lost, or is held without a holder: a bug, never to be carried on from
-└── StepMismatch         plan, apply and fail_step were not called in turn
+├── StepMismatch         plan, apply and fail_step were not called in turn
+└── KernelsUnavailable   the compiled kernels cannot be had here; torch's operators can do their work
 """
 
 from __future__ import annotations
@@ -33,3 +34,7 @@ class ConservationError(EngineError):
 
 class StepMismatch(EngineError):
     """A plan while a step is out, or a result of another step than the one that is out."""
+
+
+class KernelsUnavailable(EngineError):
+    """No compiler, a failed compilation, or a library that this machine cannot load."""

@@ -11,15 +11,17 @@ sequence changes the tokens.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.plan import SampleRequest, ScheduledSequence, StepPlan, StepResult
+from engine.grammar_state import GrammarFactory
+from engine.plan import SampleRequest, ScheduledSequence, ScoreRequest, StepPlan, StepResult
 from wire.ids import BlockId, RequestId
 from wire.kv_layout import KvLayout
 from wire.sequence import FinishReason, SampledToken, SamplingParams, SequenceSpec, StopRules, finish_reason_after
@@ -98,7 +100,19 @@ class FakeRunner:
         cost_s = self._cost_s(plan)
         if cost_s > 0.0:
             self._sleep(cost_s)
-        return StepResult(plan.step, sampled)
+        scored = {
+            sequence.request_id: self._score(sequence, sequence.score)
+            for sequence in plan.sequences
+            if sequence.score is not None
+        }
+        return StepResult(plan.step, sampled, scored)
+
+    def _score(self, sequence: ScheduledSequence, request: ScoreRequest) -> tuple[SampledToken, ...]:
+        first = sequence.start + request.first_row
+        return tuple(
+            _scored(self._words[self._word(sequence, position)], token_id, request.num_logprobs, self.vocab_size)
+            for position, token_id in enumerate(request.token_ids, first)
+        )
 
     def close(self) -> None:
         """Let go of the memory, whose owner may then unmap it. The runner is of no use afterwards."""
@@ -147,13 +161,29 @@ class FakeRunner:
 class ReferenceOutput:
     tokens: tuple[SampledToken, ...]  # behind `spec.resumed`
     finish: FinishReason
+    prompt: tuple[SampledToken, ...] = ()  # if `spec.prompt_logprobs` asks for it
 
 
-def reference_output(spec: SequenceSpec, vocab_size: int, max_model_len: int) -> ReferenceOutput:
-    """What the fake runner must draw for `spec`, whatever blocks, batches, chunks and hand-offs it goes through."""
+def reference_output(
+    spec: SequenceSpec, vocab_size: int, max_model_len: int, grammars: GrammarFactory | None = None
+) -> ReferenceOutput:
+    """What the fake runner must draw for `spec`, whatever blocks, batches, chunks and hand-offs it goes through.
+
+    Args:
+        grammars: needed for a spec with a grammar.
+    """
     stop: StopRules = spec.stop
     tokens = list(spec.tokens)
     drawn: list[SampledToken] = []
+    scored: list[SampledToken] = []
+    if spec.prompt_logprobs is not None:
+        scored.append(SampledToken(spec.prompt[0]))
+        k = _CHAIN_START
+        for position, (token_id, following) in enumerate(itertools.pairwise(spec.prompt)):
+            k = _next_k(k, token_id, position)
+            scored.append(_scored(k, following, spec.prompt_logprobs, vocab_size))
+    if stop.max_tokens == 0:
+        return ReferenceOutput((), FinishReason.LENGTH, tuple(scored))
     digest, k, num_digested = 0, _CHAIN_START, 0
     while True:
         for position in range(num_digested, len(tokens)):
@@ -169,11 +199,13 @@ def reference_output(spec: SequenceSpec, vocab_size: int, max_model_len: int) ->
             prompt=spec.prompt if history else (),
             output=tuple(output) if history else (),
         )
+        if spec.grammar and grammars is not None:
+            request = replace(request, allowed=grammars.start(spec.grammar, output).allowed(stop.end_token_ids))
         drawn.append(_draw(digest, request, vocab_size))
         tokens.append(drawn[-1].token_id)
         finish = finish_reason_after(stop, len(output) + 1, tokens[-1], max_model_len - len(tokens))
         if finish is not None:
-            return ReferenceOutput(tuple(drawn), finish)
+            return ReferenceOutput(tuple(drawn), finish, tuple(scored))
 
 
 # -- arithmetic -----------------------------------------------------------------------------------------------------
@@ -208,6 +240,14 @@ def _digest_array(k: NDArray[np.uint64], v: NDArray[np.uint64], positions: NDArr
     return _mix_array(k ^ (v * np.uint64(_MIX_1)) ^ (positions * np.uint64(_MIX_2)))
 
 
+def _scored(k: int, token_id: int, num_logprobs: int, vocab_size: int) -> SampledToken:
+    """A made-up log-probability of `token_id` behind the position whose K is given."""
+    logprob = -(_mix(k ^ token_id) % 1024 + 1) / 1024
+    first = k % vocab_size
+    top = tuple(((first + rank) % vocab_size, -(rank + 1) / 1024) for rank in range(min(num_logprobs, vocab_size)))
+    return SampledToken(token_id, logprob, top)
+
+
 def _draw(digest: int, request: SampleRequest, vocab_size: int) -> SampledToken:
     params = request.params
     seed = params.seed if params.temperature > 0.0 else 0
@@ -227,10 +267,16 @@ def _draw(digest: int, request: SampleRequest, vocab_size: int) -> SampledToken:
 
 def _by_preference(noise: int, request: SampleRequest, vocab_size: int) -> Iterator[int]:
     """Token ids that may be drawn, best first: forced ones by their bias, then from the digest's own choice upward."""
-    bias, banned = request.params.logit_bias, request.banned_token_ids
+    bias, banned, mask = request.params.logit_bias, request.banned_token_ids, request.allowed
 
     def allowed(token_ids: Iterable[int]) -> Iterator[int]:
-        return (one for one in token_ids if one not in banned and bias.get(one, 0.0) > -_FORCING_BIAS)
+        return (
+            one
+            for one in token_ids
+            if one not in banned
+            and bias.get(one, 0.0) > -_FORCING_BIAS
+            and (not mask or (one >> 3 < len(mask) and mask[one >> 3] >> (one & 7) & 1))
+        )
 
     forced = sorted(
         (one for one, value in bias.items() if value >= _FORCING_BIAS and 0 <= one < vocab_size),

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from engine.messages import EngineStats
 from wire.control import WorkerLoad
 
 
-def worker_load(
-    stats: EngineStats,
-    *,
-    handoffs: int,
-    handoff_bytes: int,
-    handoff_failures: int,
-    tokens_per_s: float,
-    draining: bool,
-) -> WorkerLoad:
+class Totals(Protocol):
+    """Of hand-offs (`service_kit.handoff_totals` has it)."""
+
+    @property
+    def handoffs(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def failures(self) -> int: ...
+
+
+def worker_load(stats: EngineStats, totals: Totals, tokens_per_s: float, draining: bool) -> WorkerLoad:
     return WorkerLoad(
         waiting=stats.waiting,
         running=stats.running,
@@ -29,9 +34,9 @@ def worker_load(
         prefill_tokens=stats.prefill_tokens,
         decode_tokens=stats.decode_tokens,
         cached_prompt_tokens=stats.cached_prompt_tokens,
-        handoffs=handoffs,
-        handoff_bytes=handoff_bytes,
-        handoff_failures=handoff_failures,
+        handoffs=totals.handoffs,
+        handoff_bytes=totals.nbytes,
+        handoff_failures=totals.failures,
         tokens_per_s=tokens_per_s,
         draining=draining,
     )

@@ -98,7 +98,8 @@ class SequenceTimes:
 
 @dataclass(frozen=True, slots=True)
 class TokensSampled:
-    """`first_index` counts output tokens, resumed ones included. `times` comes with a sequence's first tokens here.
+    """`first_index` counts output tokens, resumed ones included. `times` comes with a sequence's first tokens here, and
+    `prompt`, the prompt's tokens with their log-probabilities, if they were asked for (the first one has none).
     With `finish`, the sequence is over and (unless exported) its blocks are the engine's again."""
 
     request_id: RequestId
@@ -106,6 +107,7 @@ class TokensSampled:
     tokens: tuple[SampledToken, ...]
     finish: FinishReason | None
     times: SequenceTimes | None = None
+    prompt: tuple[SampledToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

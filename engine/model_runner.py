@@ -1,25 +1,34 @@
 """Executes steps with a real model: the production `engine.runner.Runner`.
 
 All sequences' tokens of a step run as one [T] batch through the model; only attention knows where one sequence ends. Logits
-are computed for the rows that are sampled, and for no others.
+are computed for the rows that are sampled or scored, and for no others.
 """
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
 
-from engine.attention import AttentionKernel, SequenceRows, TorchAttention
+from engine.attention import SequenceRows, TorchAttention
+from engine.kernels.library import load_kernels
 from engine.kv_pool import TORCH_DTYPES, KvPool
 from engine.model_config import ModelConfig, load_model_config
 from engine.model_files import weight_files
-from engine.models.weights import CausalModel, load_model
-from engine.plan import SampleRequest, ScheduledSequence, StepPlan, StepResult
+from engine.models.compiled import CompiledModel, why_not_compiled
+from engine.models.linear import choose_linear
+from engine.models.packed_linear import PackedLinears
+from engine.models.weights import load_model
+from engine.plan import SampleRequest, ScheduledSequence, ScoreRequest, StepPlan, StepResult
 from engine.sampler import sample
+from engine.scoring import score
+from engine.step_model import StepModel, StepRows, TorchModel
 from wire.ids import BlockId, RequestId
 from wire.kv_layout import KvLayout
 from wire.sequence import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 
 def load_runner(
@@ -31,6 +40,7 @@ def load_runner(
     block_size: int,
     max_model_len: int | None = None,
     device: str = "cpu",
+    kernels: str = "auto",
 ) -> ModelRunner:
     """Load the model in directory `path`.
 
@@ -39,6 +49,7 @@ def load_runner(
         kv_memory: writable, at least `num_blocks` blocks of `ModelConfig.kv_layout(block_size, dtype)`; the runner keeps a
             view of it.
         max_model_len: a shorter context than the model's own.
+        kernels: auto: the compiled ones where they can be had, else torch's operators; torch: never the compiled ones.
 
     Raises:
         ModelFilesError, UnsupportedModel: the model cannot be loaded.
@@ -48,6 +59,8 @@ def load_runner(
         raise ValueError(f"device {device!r} is not supported: the KV pool lies in host memory")
     if dtype not in TORCH_DTYPES:
         raise ValueError(f"dtype {dtype!r} is not supported; supported: {', '.join(TORCH_DTYPES)}")
+    if kernels not in ("auto", "torch"):
+        raise ValueError(f"kernels {kernels!r} is not one of auto, torch")
     if block_size <= 0 or num_blocks <= 0:
         raise ValueError(f"block_size {block_size} and num_blocks {num_blocks} must be positive")
     config = load_model_config(path)
@@ -56,22 +69,31 @@ def load_runner(
     layout = config.kv_layout(block_size, dtype)
     pool = KvPool(layout, kv_memory, num_blocks)
     with torch.inference_mode():
-        model = load_model(config, weight_files(path), TORCH_DTYPES[dtype])
-    return ModelRunner(config, model, pool, TorchAttention(config, pool), max_model_len or config.max_model_len)
+        model = _load(path, config, pool, kernels)
+    return ModelRunner(config, model, pool, max_model_len or config.max_model_len)
+
+
+def _load(path: Path, config: ModelConfig, pool: KvPool, choice: str) -> StepModel:
+    dtype = TORCH_DTYPES[pool.layout.dtype]
+    hindrance = why_not_compiled(config, pool.layout.dtype)
+    if choice == "auto" and hindrance is not None:
+        logger.warning("this model runs without compiled kernels, and slower: %s", hindrance)
+    kernels = load_kernels() if choice == "auto" and hindrance is None else None
+    if kernels is None:
+        torch_model = load_model(config, weight_files(path), dtype, choose_linear(dtype))
+        return TorchModel(torch_model, TorchAttention(config, pool))
+    return CompiledModel(config, load_model(config, weight_files(path), dtype, PackedLinears(kernels)), pool, kernels)
 
 
 class ModelRunner:
     """Not thread-safe: all calls come from the engine thread."""
 
-    def __init__(
-        self, config: ModelConfig, model: CausalModel, pool: KvPool, attention: AttentionKernel, max_model_len: int
-    ) -> None:
+    def __init__(self, config: ModelConfig, model: StepModel, pool: KvPool, max_model_len: int) -> None:
         self.layout: KvLayout = pool.layout
         self.vocab_size = config.vocab_size
         self.max_model_len = max_model_len
         self._model = model
         self._pool = pool
-        self._attention = attention
 
     def warm_up(self) -> None:
         """A prompt and a decode row in block 0, greedy and drawn: loads kernels, threads and allocator pools."""
@@ -94,24 +116,34 @@ class ModelRunner:
         token_ids: list[int] = []
         positions: list[int] = []
         sequences: list[SequenceRows] = []
-        last_rows: list[int] = []
+        logit_rows: list[int] = []
         sampled: list[tuple[RequestId, SampleRequest]] = []
+        drawn_rows: list[int] = []  # of `logit_rows`, by index: those behind which a token is drawn
+        scored: list[tuple[RequestId, ScoreRequest, int]] = []  # and where each scored sequence's rows begin
         for sequence in plan.sequences:
             self._check(sequence)
             num_tokens = len(sequence.token_ids)
             sequences.append(SequenceRows(len(token_ids), num_tokens, sequence.start, sequence.block_ids))
             token_ids.extend(sequence.token_ids)
             positions.extend(range(sequence.start, sequence.start + num_tokens))
+            if sequence.score is not None:
+                scored.append((sequence.request_id, sequence.score, len(logit_rows)))
+                first = len(token_ids) - num_tokens + sequence.score.first_row
+                logit_rows.extend(range(first, first + len(sequence.score.token_ids)))
             if sequence.sample is not None:
-                last_rows.append(len(token_ids) - 1)
+                drawn_rows.append(len(logit_rows))
+                logit_rows.append(len(token_ids) - 1)
                 sampled.append((sequence.request_id, sequence.sample))
-        step = self._attention.begin(sequences)
-        hidden = self._model.forward(torch.tensor(token_ids), torch.tensor(positions), step)
-        if not sampled:
+        logits = self._model.run(StepRows(token_ids, positions, sequences, logit_rows))
+        if logits is None:
             return StepResult(plan.step)
-        rows = hidden if len(last_rows) == hidden.shape[0] else hidden[last_rows]
-        drawn = sample(self._model.logits(rows), [request for _, request in sampled])
-        return StepResult(plan.step, {request_id: token for (request_id, _), token in zip(sampled, drawn, strict=True)})
+        values, best = logits.values, logits.best
+        scores = {name: score(values[first : first + len(asked.token_ids)], asked) for name, asked, first in scored}
+        if scored:
+            values, best = values[drawn_rows], None if best is None else [best[row] for row in drawn_rows]
+        drawn = sample(values, [request for _, request in sampled], best)
+        tokens = {request_id: token for (request_id, _), token in zip(sampled, drawn, strict=True)}
+        return StepResult(plan.step, tokens, scores)
 
     def _check(self, sequence: ScheduledSequence) -> None:
         """A wrong block id would write into another sequence's memory: refuse it here."""

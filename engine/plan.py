@@ -30,6 +30,16 @@ class SampleRequest:
     banned_token_ids: frozenset[int] = frozenset()  # end tokens, while min_tokens is not reached
     prompt: tuple[int, ...] = ()
     output: tuple[int, ...] = ()
+    allowed: bytes = b""  # tokens that the grammar allows, as `GrammarState.allowed` gives them; empty: no grammar
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """Log-probabilities of known tokens: `token_ids[i]` stands behind row `first_row + i` of the sequence's rows."""
+
+    num_logprobs: int
+    first_row: int
+    token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +49,7 @@ class ScheduledSequence:
     start: int
     block_ids: tuple[BlockId, ...]
     sample: SampleRequest | None  # None: a chunk that is not the last
+    score: ScoreRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +64,8 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`sampled` holds a token for every sequence whose `sample` was set."""
+    """`sampled` holds a token for every sequence whose `sample` was set, `scored` the tokens of every `score`."""
 
     step: int
     sampled: Mapping[RequestId, SampledToken] = field(default_factory=dict)
+    scored: Mapping[RequestId, tuple[SampledToken, ...]] = field(default_factory=dict)

@@ -24,21 +24,31 @@ _MIN_TEMPERATURE = 1e-6  # float32 logits divided by it stay finite
 _SHORTLIST = 512  # best tokens that usually hold top_p's mass, so that the vocabulary needs no full sort
 
 
-def sample(logits: Tensor, requests: Sequence[SampleRequest]) -> list[SampledToken]:
+def sample(
+    logits: Tensor, requests: Sequence[SampleRequest], best: Sequence[int | None] | None = None
+) -> list[SampledToken]:
     """
     Args:
         logits: [R, vocab], raw, of any float dtype; not changed.
         requests: one for each row.
+        best: for each row its best token, if the model found it already; None where that is not known.
 
     Raises:
         ArithmeticError: a row has no finite best token (NaN, or everything is banned).
     """
     token_ids = [0] * len(requests)
     plain = [row for row, request in enumerate(requests) if _is_greedy(request.params) and not _edits_logits(request)]
-    others = [row for row in range(len(requests)) if row not in set(plain)]
-    if plain:
-        chosen = logits if not others else logits[plain]
-        _store(token_ids, plain, _best(chosen, plain))
+    others = sorted(set(range(len(requests))) - set(plain))
+    searched = []
+    for row in plain:
+        known = None if best is None else best[row]
+        if known is None:
+            searched.append(row)
+        else:
+            token_ids[row] = known
+    if searched:
+        chosen = logits if len(searched) == len(requests) else logits[searched]
+        _store(token_ids, searched, _best(chosen, searched))
     if others:
         edited = logits[others].float()
         for index, row in enumerate(others):
@@ -54,11 +64,11 @@ def _is_greedy(params: SamplingParams) -> bool:
 
 
 def _edits_logits(request: SampleRequest) -> bool:
-    return bool(request.params.logit_bias) or request.params.needs_history or bool(request.banned_token_ids)
+    return bool(request.params.logit_bias or request.params.needs_history or request.banned_token_ids or request.allowed)
 
 
 def _edit_logits(row: Tensor, request: SampleRequest) -> None:
-    """Bias, penalties and bans, in place. Ids outside the vocabulary are ignored."""
+    """Bias, penalties, bans and the grammar's mask, in place. Ids outside the vocabulary are ignored."""
     params, vocab = request.params, row.shape[0]
     bias = {token: value for token, value in params.logit_bias.items() if 0 <= token < vocab}
     if bias:
@@ -76,6 +86,9 @@ def _edit_logits(row: Tensor, request: SampleRequest) -> None:
     banned = [token for token in request.banned_token_ids if 0 <= token < vocab]
     if banned:
         row[banned] = float("-inf")
+    if request.allowed:
+        allowed = np.unpackbits(np.frombuffer(request.allowed, dtype=np.uint8), count=vocab, bitorder="little")
+        row[torch.from_numpy(allowed == 0)] = float("-inf")
 
 
 def _draw(edited: Tensor, requests: list[SampleRequest], rows: list[int], token_ids: list[int]) -> None:

@@ -4,7 +4,7 @@ One step is filled in this order, within `max_batched_tokens`:
 
     1. a token for every sequence that decodes     (prefill never starves decode)
     2. chunks of prompts that have begun           (in the order of admission)
-    3. chunks of waiting ones, admitted now        (in the order of arrival)
+    3. chunks of waiting ones, admitted now        (in the order of arrival, moved by priority)
 
 Admission takes blocks for all tokens that a sequence has; only decode asks for more, one block at a time. When there is
 none, the sequence that was admitted last gives up its blocks and is computed again later (preemption by recompute).
@@ -27,6 +27,7 @@ from engine.sequence import Sequence, SequenceEvent, SequenceState
 from wire.ids import BlockId, RequestId
 from wire.kv_layout import KvLayout
 
+_SCORED_CHUNK = 256  # tokens of a prompt whose log-probabilities are wanted: each needs a row of logits
 _WATERMARK_DIVISOR = 100  # admission leaves one block in a hundred for the growth of those that run
 
 
@@ -58,9 +59,22 @@ class Scheduler:
         return self._sequences.get(request_id)
 
     def add(self, sequence: Sequence) -> None:
-        """Take a new sequence, WAITING or QUEUED, at the end of the queue."""
+        """Take a new sequence, WAITING or QUEUED, into the queue.
+
+        Its place follows from when it came and its priority, each step of which stands for some seconds of waiting. So
+        whoever waits gains on all that come later, and no priority can starve another. Those that came back to the front
+        stay there.
+        """
+        sequence.queue_key += sequence.spec.priority * self._config.priority_s
         self._sequences[sequence.request_id] = sequence
+        behind: list[RequestId] = []
+        for other in reversed(self.waiting.values()):
+            if other.queue_key <= sequence.queue_key:
+                break
+            behind.append(other.request_id)
         self.waiting[sequence.request_id] = sequence
+        for request_id in reversed(behind):
+            self.waiting.move_to_end(request_id)
 
     # -- moves ------------------------------------------------------------------------------------------------------
 
@@ -133,6 +147,8 @@ class Scheduler:
                 break
             remaining = sequence.num_prefill_tokens - sequence.num_computed
             num_tokens = min(remaining, self._config.prefill_chunk, budget)
+            if sequence.scores_due:
+                num_tokens = min(num_tokens, _SCORED_CHUNK)
             budget -= num_tokens
             step.append((sequence, num_tokens))
         return step
@@ -195,7 +211,7 @@ class Scheduler:
         """Blocks for all tokens, cached ones first, unless fewer than `blocks_ahead` would then be left for others."""
         tokens = len(sequence.tokens)
         # A sequence that computes must compute its last token, since the draw needs its logits.
-        findable = tokens if sequence.state is SequenceState.QUEUED else tokens - 1
+        findable = tokens if sequence.state is SequenceState.QUEUED else 0 if sequence.scores_due else tokens - 1
         cached: tuple[BlockId, ...] = ()
         if self._config.prefix_cache:
             cached = self._pool.find(sequence.full_block_hashes(findable))
@@ -232,4 +248,5 @@ class Scheduler:
         if entered is not None:
             entered[sequence.request_id] = sequence
             if sequence.state is SequenceState.WAITING:
+                sequence.queue_key = float("-inf")
                 entered.move_to_end(sequence.request_id, last=False)

@@ -18,12 +18,13 @@ from __future__ import annotations
 import enum
 from collections import deque
 
+from engine.grammar_state import GrammarState
 from engine.messages import SequenceTimes
-from engine.plan import SampleRequest, ScheduledSequence
+from engine.plan import SampleRequest, ScheduledSequence, ScoreRequest
 from wire.block_hash import BlockHash, child_hash, root_hash
 from wire.errors import InvalidTransition
 from wire.ids import BlockId, RequestId
-from wire.sequence import FinishReason, SequenceSpec, finish_reason_after
+from wire.sequence import FinishReason, SampledToken, SequenceSpec, finish_reason_after
 
 _HISTORY_LENGTH = 32  # moves kept for an error message
 _NOTHING_BANNED: frozenset[int] = frozenset()
@@ -70,13 +71,16 @@ class Sequence:
     """Changed by the scheduler (state, blocks) and the core (tokens) alone. `now` is in seconds of the engine's clock."""
 
     __slots__ = (
+        "_allowed",
         "_begun_at",
         "_end_token_ids",
+        "_grammar",
         "_hashes",
         "_history",
         "_needs_history",
         "_num_prompt_tokens",
         "_queued_at",
+        "_scored",
         "_times_due",
         "block_ids",
         "block_size",
@@ -86,7 +90,9 @@ class Sequence:
         "num_computed",
         "num_prefill_tokens",
         "num_published_blocks",
+        "queue_key",
         "request_id",
+        "scores_due",
         "spec",
         "state",
         "tokens",
@@ -107,6 +113,10 @@ class Sequence:
         self.block_ids: tuple[BlockId, ...] = ()  # a tuple: handed out with every step, changed once per block
         self.num_published_blocks = 0  # the first ones, whose hashes are in the prefix cache
         self.in_flight = False  # part of a step that is being executed
+        self.scores_due = spec.prompt_logprobs is not None  # the prompt's log-probabilities have not been handed out
+        self._grammar: GrammarState | None = None
+        self._allowed = b""  # for the next draw
+        self._scored: list[SampledToken] = []  # the prompt's first tokens, as far as they are known
         self._hashes: list[BlockHash] = []  # of the full blocks, as far as anyone asked
         # Of the spec, what every step asks for.
         self._end_token_ids = spec.stop.end_token_ids
@@ -114,6 +124,7 @@ class Sequence:
         self._num_prompt_tokens = len(spec.prompt)
         self._history = deque((state.value,), maxlen=_HISTORY_LENGTH)
         self._queued_at = now
+        self.queue_key = now  # place in the scheduler's queue
         self._begun_at: float | None = None
         self._times_due = True
 
@@ -180,14 +191,53 @@ class Sequence:
             (self.tokens[start],) if num_tokens == 1 else tuple(self.tokens[start:end]),
             start,
             self.blocks_covering(end),
-            self._sample_request() if end == len(self.tokens) else None,
+            self._sample_request() if end == len(self.tokens) and not self.prompt_only else None,
+            self._score_request(start, end) if self.scores_due else None,
         )
+
+    @property
+    def prompt_only(self) -> bool:
+        return self.spec.stop.max_tokens == 0
+
+    def add_scores(self, scored: tuple[SampledToken, ...]) -> None:
+        self._scored.extend(scored)
+
+    def take_scores(self) -> tuple[SampledToken, ...]:
+        """The prompt's tokens with their log-probabilities, once, when all of them are computed; empty if nobody asked."""
+        if not self.scores_due:
+            return ()
+        self.scores_due = False
+        scored, self._scored = self._scored, []
+        return (SampledToken(self.spec.prompt[0]), *scored)
 
     def append(self, token_id: int, max_model_len: int) -> FinishReason | None:
         """Take a drawn token; says whether, and why, it is the last one."""
         self.tokens.append(token_id)
         room = max_model_len - len(self.tokens)
         return finish_reason_after(self.spec.stop, self.num_output_tokens, token_id, room)
+
+    def follow(self, grammar: GrammarState) -> None:
+        """Draw only what `grammar`, which has read the output so far, allows.
+
+        Raises:
+            GrammarError: nothing is allowed.
+        """
+        self._grammar = grammar
+        self._allow_next()
+
+    def advance_grammar(self) -> None:
+        """Behind `append`, if the token was not the last one.
+
+        Raises:
+            GrammarError: the grammar does not allow that token, or nothing behind it.
+        """
+        if self._grammar is not None:
+            self._grammar.advance(self.tokens[-1])
+            self._allow_next()
+
+    def _allow_next(self) -> None:
+        assert self._grammar is not None
+        self._allowed = self._grammar.allowed(self._end_token_ids)
 
     def restart_clock(self, now: float) -> None:
         """Its wait for the first step begins now: the reservation ended."""
@@ -201,10 +251,19 @@ class Sequence:
         begun_at = now if self._begun_at is None else self._begun_at
         return SequenceTimes(begun_at - self._queued_at, now - begun_at, self.num_cached_tokens)
 
+    def _score_request(self, start: int, end: int) -> ScoreRequest | None:
+        """Of the prompt tokens behind rows start..end-1, those that are not known yet (a preempted prompt begins again)."""
+        prompt = self.spec.prompt
+        first, last = max(start, len(self._scored)) + 1, min(end, len(prompt) - 1)
+        if first > last:
+            return None
+        return ScoreRequest(self.spec.prompt_logprobs or 0, first - 1 - start, prompt[first : last + 1])
+
     def _sample_request(self) -> SampleRequest:
         spec, position = self.spec, len(self.tokens)
         too_short = position - self._num_prompt_tokens < spec.stop.min_tokens
         banned = self._end_token_ids if too_short else _NOTHING_BANNED
         if self._needs_history:
-            return SampleRequest(spec.sampling, position, banned, spec.prompt, tuple(self.tokens[self._num_prompt_tokens :]))
-        return SampleRequest(spec.sampling, position, banned)
+            output = tuple(self.tokens[self._num_prompt_tokens :])
+            return SampleRequest(spec.sampling, position, banned, spec.prompt, output, self._allowed)
+        return SampleRequest(spec.sampling, position, banned, allowed=self._allowed)

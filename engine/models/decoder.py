@@ -36,27 +36,27 @@ class Decoder:
         self, config: ModelConfig, embedding: Tensor, layers: list[DecoderLayer], norm: RmsNorm, head: Linear
     ) -> None:
         self._config = config
-        self._embedding = embedding  # [vocab, hidden]
-        self._layers = layers
-        self._norm = norm
-        self._head = head
+        self.embedding = embedding  # [vocab, hidden]
+        self.layers = layers
+        self.norm = norm
+        self.head = head
         self._activation: Callable[[Tensor], Tensor] = ACTIVATIONS[config.activation]
         self._frequencies = {
             layer.rope: inverse_frequencies(layer.rope) for layer in config.layers if layer.rope is not None
         }
         # transformers rounds the scale to the weights' dtype, and trained Gemma checkpoints expect that.
-        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=embedding.dtype)
+        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=embedding.dtype)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionStep) -> Tensor:
         """token_ids, positions: [T] of all sequences of the step, end to end -> hidden states [T, hidden]."""
         config, residual_scale = self._config, self._config.residual_scale
-        x = self._embedding.index_select(0, token_ids)
+        x = self.embedding.index_select(0, token_ids)
         if config.embedding_scale != 1.0:
-            x = x * self._embedding_scale
+            x = x * self.embedding_scale
         rotations: dict[RopeConfig | None, Rotation | None] = {None: None}
         for rope, frequencies in self._frequencies.items():
             rotations[rope] = Rotation(frequencies, rope.attention_factor, positions, x.dtype)
-        for index, (layer, settings) in enumerate(zip(self._layers, config.layers, strict=True)):
+        for index, (layer, settings) in enumerate(zip(self.layers, config.layers, strict=True)):
             y = x if layer.attention_norm is None else layer.attention_norm(x)
             y = self._attend(layer, index, y, rotations[settings.rope], attention)
             if layer.attention_output_norm is not None:
@@ -72,7 +72,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] -> [R, vocab]"""
-        logits = self._head(self._norm(hidden))
+        logits = self.head(self.norm(hidden))
         if self._config.logit_divisor != 1.0:
             logits = logits / self._config.logit_divisor
         cap = self._config.logit_softcap

@@ -33,18 +33,18 @@ class Gpt2:
         head: Linear,
     ) -> None:
         self._config = config
-        self._tokens = token_embedding  # [vocab, hidden]
-        self._positions = position_embedding  # [max_model_len, hidden]
-        self._layers = layers
-        self._norm = norm
-        self._head = head
+        self.embedding = token_embedding  # [vocab, hidden]
+        self.position_embedding = position_embedding  # [max_model_len, hidden]
+        self.layers = layers
+        self.norm = norm
+        self.head = head
         self._activation = ACTIVATIONS[config.activation]
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionStep) -> Tensor:
         """token_ids, positions: [T] -> hidden states [T, hidden]."""
         heads, dim, num_tokens = self._config.num_heads, self._config.head_dim, token_ids.shape[0]
-        x = self._tokens.index_select(0, token_ids) + self._positions.index_select(0, positions)
-        for index, layer in enumerate(self._layers):
+        x = self.embedding.index_select(0, token_ids) + self.position_embedding.index_select(0, positions)
+        for index, layer in enumerate(self.layers):
             q, k, v = layer.qkv(layer.attention_norm(x)).view(num_tokens, 3, heads, dim).unbind(dim=1)
             attention.write(index, k, v)
             x = x + layer.attention_output(attention.attend(index, q))
@@ -53,4 +53,4 @@ class Gpt2:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] -> [R, vocab]"""
-        return self._head(self._norm(hidden))
+        return self.head(self.norm(hidden))

@@ -25,19 +25,19 @@ class RmsNorm:
 
     def __init__(self, weight: Tensor, eps: float, *, unit_offset: bool) -> None:
         """With `unit_offset` (Gemma) the factor is 1 + weight, kept in float32: 1 + w loses w's digits in bfloat16."""
-        self._weight = 1.0 + weight.float() if unit_offset else weight
-        self._eps = eps
+        self.weight = 1.0 + weight.float() if unit_offset else weight
+        self.eps = eps
         self._in_float32 = unit_offset and weight.dtype is not torch.float32
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._in_float32:
-            return torch.rms_norm(x.float(), self._weight.shape, self._weight, self._eps).to(x.dtype)
-        return torch.rms_norm(x, self._weight.shape, self._weight, self._eps)
+            return torch.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
+        return torch.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class LayerNorm:
     def __init__(self, weight: Tensor, bias: Tensor, eps: float) -> None:
-        self._weight, self._bias, self._eps = weight, bias, eps
+        self.weight, self.bias, self.eps = weight, bias, eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        return functional.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)

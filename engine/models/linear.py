@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as functional
@@ -18,18 +19,25 @@ _WIDEN_FROM_ROWS = 16  # where widening's cost is made up for (measured: break-e
 Linear = Callable[[Tensor], Tensor]
 """[T, in] -> [T, out]"""
 
-LinearFactory = Callable[[Tensor, Tensor | None], Linear]
-"""(weight [out, in], bias [out] or None) -> the layer; the factory may keep a copy of its own in place of the weight."""
+
+class LinearFactory(Protocol):
+    def __call__(self, weight: Tensor, bias: Tensor | None, parts: Sequence[int] = ()) -> Linear:
+        """
+        Args:
+            weight: [out, in]; the factory may keep a copy of its own in its place.
+            bias: [out] or None.
+            parts: sizes of the stacked matrices whose outputs are read together, such as gate and up: they sum to `out`.
+        """
 
 
-def plain_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+def plain_linear(weight: Tensor, bias: Tensor | None, parts: Sequence[int] = ()) -> Linear:
     def apply(x: Tensor) -> Tensor:
         return functional.linear(x, weight, bias)
 
     return apply
 
 
-def packed_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+def packed_linear(weight: Tensor, bias: Tensor | None, parts: Sequence[int] = ()) -> Linear:
     """oneDNN's blocked order: twice as fast as `F.linear` for one bfloat16 row, and one copy serves every batch size."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 16)
     pointwise = torch.ops.mkldnn._linear_pointwise.default
@@ -41,7 +49,7 @@ def packed_linear(weight: Tensor, bias: Tensor | None) -> Linear:
     return apply
 
 
-def widening_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+def widening_linear(weight: Tensor, bias: Tensor | None, parts: Sequence[int] = ()) -> Linear:
     """For a CPU that emulates bfloat16 products: packed for few rows, where reading the weights is what costs; for many rows
     the weight is widened to float32 on the fly. Keeps the plain weight beside the packed one."""
     few_rows = packed_linear(weight, bias)

@@ -5,31 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.attention import AttentionStep
 from engine.decoder_config import ModelConfig, Norms, QkNorm
 from engine.errors import ModelFilesError, UnsupportedModel
 from engine.models.decoder import Decoder, DecoderLayer
 from engine.models.gpt2 import Gpt2, Gpt2Layer
 from engine.models.layers import LayerNorm, RmsNorm
-from engine.models.linear import Linear, LinearFactory, choose_linear
+from engine.models.linear import Linear, LinearFactory
 
 # Buffers that older checkpoints carry and nothing needs.
 _IGNORED_ENDINGS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
 
-class CausalModel(Protocol):
-    def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionStep) -> Tensor: ...
-
-    def logits(self, hidden: Tensor) -> Tensor: ...
-
-
-def load_model(config: ModelConfig, files: Iterable[Path], dtype: torch.dtype) -> CausalModel:
+def load_model(config: ModelConfig, files: Iterable[Path], dtype: torch.dtype, linear: LinearFactory) -> Decoder | Gpt2:
     """Build the model, tensor by tensor out of mapped files: no more than one fused matrix exists twice at a time.
 
     Raises:
@@ -38,10 +31,7 @@ def load_model(config: ModelConfig, files: Iterable[Path], dtype: torch.dtype) -
     """
     with ExitStack() as stack:
         weights = _Weights(files, dtype, stack)
-        linear = choose_linear(dtype)
-        model: CausalModel = (
-            _load_gpt2(config, weights, linear) if config.family == "gpt2" else _load_decoder(config, weights, linear)
-        )
+        model = _load_gpt2(config, weights, linear) if config.family == "gpt2" else _load_decoder(config, weights, linear)
         weights.check_all_used(tied_head=config.tied_head)
     return model
 
@@ -107,13 +97,12 @@ def _decoder_layer(config: ModelConfig, weights: _Weights, linear: LinearFactory
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
     if config.family == "phi3":  # fused in the files already
         qkv = linear(weights.body(attention + "qkv_proj.weight", q + 2 * kv, hidden), None)
-        gate_up = linear(weights.body(mlp + "gate_up_proj.weight", 2 * inner, hidden), None)
+        gate_up = linear(weights.body(mlp + "gate_up_proj.weight", 2 * inner, hidden), None, (inner, inner))
     else:
         parts = [(attention + "q_proj", q), (attention + "k_proj", kv), (attention + "v_proj", kv)]
         qkv = _fused(weights, linear, parts, hidden, bias=config.qkv_bias)
-        gate_up = _fused(
-            weights, linear, [(mlp + "gate_proj", inner), (mlp + "up_proj", inner)], hidden, bias=config.mlp_bias
-        )
+        parts = [(mlp + "gate_proj", inner), (mlp + "up_proj", inner)]
+        gate_up = _fused(weights, linear, parts, hidden, bias=config.mlp_bias, paired=True)
     has_pre, has_post = config.norms is not Norms.POST, config.norms is not Norms.PRE
     # Where a norm stands behind attention, "post_attention" means that; elsewhere it is the MLP's own norm.
     mlp_norm = "pre_feedforward_layernorm" if config.norms is Norms.SANDWICH else "post_attention_layernorm"
@@ -172,11 +161,14 @@ def _norm(config: ModelConfig, weights: _Weights, name: str, size: int | None = 
     return RmsNorm(weight, config.norm_eps, unit_offset=config.unit_offset_norm)
 
 
-def _fused(weights: _Weights, linear: LinearFactory, parts: list[tuple[str, int]], fan_in: int, *, bias: bool) -> Linear:
-    """Matrices over one input, stacked: `parts` are (name, rows)."""
+def _fused(
+    weights: _Weights, linear: LinearFactory, parts: list[tuple[str, int]], fan_in: int, *, bias: bool, paired: bool = False
+) -> Linear:
+    """Matrices over one input, stacked: `parts` are (name, rows). Outputs of `paired` ones are read together."""
     matrices = [weights.body(name + ".weight", rows, fan_in) for name, rows in parts]
     biases = [weights.body(name + ".bias", rows) for name, rows in parts] if bias else []
     return linear(
         torch.cat(matrices) if len(matrices) > 1 else matrices[0],
         (torch.cat(biases) if len(biases) > 1 else biases[0]) if bias else None,
+        tuple(rows for _, rows in parts) if paired else (),
     )

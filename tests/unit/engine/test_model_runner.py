@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,17 +31,15 @@ BLOCK, NUM_BLOCKS = 8, 10
 NAME = RequestId("a")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model("llama", tmp_path_factory.mktemp("runner") / "llama")
+
+
+@pytest.fixture(params=["auto", "torch"])
+def kernels(request: pytest.FixtureRequest) -> str:
+    """With the compiled kernels, where this machine has a compiler, and without."""
+    return str(request.param)
 
 
 def load(directory: Path, memory: bytearray | None = None, **arguments: Any) -> ModelRunner:
@@ -59,10 +56,10 @@ def scheduled(
     return ScheduledSequence(NAME, tokens, start, tuple(BlockId(block) for block in blocks), request)
 
 
-def test_a_step_writes_into_its_own_blocks_alone(directory: Path) -> None:
+def test_a_step_writes_into_its_own_blocks_alone(directory: Path, kernels: str) -> None:
     layout = load_model_config(directory).kv_layout(BLOCK, "float32")
     memory = bytearray(NUM_BLOCKS * layout.block_bytes)
-    runner: Runner = load(directory, memory)
+    runner: Runner = load(directory, memory, kernels=kernels)
     assert (runner.layout, runner.vocab_size, runner.max_model_len) == (layout, 320, 256)
 
     def touched() -> set[int]:
@@ -87,9 +84,9 @@ def test_a_step_writes_into_its_own_blocks_alone(directory: Path) -> None:
     assert touched() == {1, 2, 3, 7}
 
 
-def test_warm_up_leaves_all_but_block_0_alone(directory: Path) -> None:
+def test_warm_up_leaves_all_but_block_0_alone(directory: Path, kernels: str) -> None:
     memory = bytearray(NUM_BLOCKS * load_model_config(directory).kv_layout(BLOCK, "bfloat16").block_bytes)
-    load(directory, memory, dtype="bfloat16").warm_up()
+    load(directory, memory, dtype="bfloat16", kernels=kernels).warm_up()
     assert any(memory)
     assert not any(memory[len(memory) // NUM_BLOCKS :])
 
@@ -115,8 +112,8 @@ def test_a_plan_that_would_touch_foreign_memory_is_refused(directory: Path, part
     assert not any(memory), "nothing ran"
 
 
-def test_seeded_draws_do_not_depend_on_the_step_they_happen_in(directory: Path) -> None:
-    runner = load(directory)
+def test_seeded_draws_do_not_depend_on_the_step_they_happen_in(directory: Path, kernels: str) -> None:
+    runner = load(directory, kernels=kernels)
     mine = scheduled(tuple(range(20, 33)), blocks=(0, 1), temperature=1.0, seed=11)
     alone = runner.execute(StepPlan(0, (mine,))).sampled[NAME]
     mate = replace(scheduled((4, 5), blocks=(5,), temperature=1.0), request_id=RequestId("b"))
@@ -127,6 +124,7 @@ def test_seeded_draws_do_not_depend_on_the_step_they_happen_in(directory: Path) 
     ("arguments", "message"),
     [
         ({"device": "cuda"}, "device 'cuda'"),
+        ({"kernels": "fast"}, "kernels 'fast'"),
         ({"max_model_len": 257}, "context of 256"),
         ({"max_model_len": 0}, "context of 256"),
     ],
@@ -229,7 +227,7 @@ def test_bfloat16_gives_the_same_with_and_without_hardware_products(
     for module in (linear, attention):
         monkeypatch.setattr(module, "has_bfloat16_products", lambda: in_hardware)
     assert linear.choose_linear(torch.bfloat16) is (linear.packed_linear if in_hardware else linear.widening_linear)
-    runner = load(directory, dtype="bfloat16")
+    runner = load(directory, dtype="bfloat16", kernels="torch")
     for size in (33, 5):  # 33 rows in one step, and the last few of them again: many rows and few
         part = scheduled(tuple(range(42 - size, 42)), 33 - size, (0, 1, 2, 3, 4), num_logprobs=20)
         close = dict(runner.execute(StepPlan(0, (part,))).sampled[NAME].top)

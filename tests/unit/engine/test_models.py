@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,10 @@ BLOCK = 8
 NUM_BLOCKS = 48
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+@pytest.fixture(params=["auto", "torch"])
+def kernels(request: pytest.FixtureRequest) -> str:
+    """With the compiled kernels, where this machine has a compiler, and without."""
+    return str(request.param)
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
@@ -67,10 +64,12 @@ class Sequence:
             self.tokens.append(token.token_id)
 
 
-def load(directory: Path, dtype: str = "float32") -> ModelRunner:
+def load(directory: Path, kernels: str, dtype: str = "float32") -> ModelRunner:
     layout = load_model_config(directory).kv_layout(BLOCK, dtype)
     pool = bytearray(b"\xff" * (NUM_BLOCKS * layout.block_bytes))  # NaN everywhere: nothing unwritten may be read
-    return load_runner(directory, dtype=dtype, kv_memory=memoryview(pool), num_blocks=NUM_BLOCKS, block_size=BLOCK)
+    return load_runner(
+        directory, dtype=dtype, kv_memory=memoryview(pool), num_blocks=NUM_BLOCKS, block_size=BLOCK, kernels=kernels
+    )
 
 
 def step(runner: ModelRunner, number: int, parts: list[tuple[Sequence, ScheduledSequence]]) -> None:
@@ -99,16 +98,16 @@ def check(reference: Any, sequence: Sequence) -> None:
 
 
 @pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, BLOCK + 1, 45])
-def test_prompt_and_decode_match_transformers(directory: Path, reference: Any, length: int) -> None:
-    runner, sequence = load(directory), Sequence("a", prompt_of(length), 3)
+def test_prompt_and_decode_match_transformers(directory: Path, reference: Any, length: int, kernels: str) -> None:
+    runner, sequence = load(directory, kernels), Sequence("a", prompt_of(length), 3)
     for number in range(12):
         step(runner, number, [(sequence, sequence.next_part())])
     check(reference, sequence)
 
 
-def test_chunks_prefixes_and_mixed_batches_match_transformers(directory: Path, reference: Any) -> None:
+def test_chunks_prefixes_and_mixed_batches_match_transformers(directory: Path, reference: Any, kernels: str) -> None:
     # 1. A long prompt goes in by chunks that end inside, at and behind block borders.
-    runner = load(directory)
+    runner = load(directory, kernels)
     long, short, late = (
         Sequence("long", prompt_of(61), 0),
         Sequence("short", prompt_of(5, 2), 12),
@@ -134,8 +133,8 @@ def test_chunks_prefixes_and_mixed_batches_match_transformers(directory: Path, r
         check(reference, sequence)
 
 
-def test_bfloat16_stays_close_to_float32(directory: Path) -> None:
-    exact, rounded = load(directory), load(directory, "bfloat16")
+def test_bfloat16_stays_close_to_float32(directory: Path, kernels: str) -> None:
+    exact, rounded = load(directory, kernels), load(directory, kernels, "bfloat16")
     assert rounded.layout.dtype == "bfloat16"
     drawn = []
     for runner in (exact, rounded):
@@ -149,7 +148,7 @@ def test_bfloat16_stays_close_to_float32(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2"])
-def test_generate_itself_gives_the_same_tokens(family: str, tmp_path: Path) -> None:
+def test_generate_itself_gives_the_same_tokens(family: str, tmp_path: Path, kernels: str) -> None:
     directory = make_tiny_model(family, tmp_path, VOCAB, seed=5)
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     prompt = prompt_of(3 * WINDOW)
@@ -160,7 +159,7 @@ def test_generate_itself_gives_the_same_tokens(family: str, tmp_path: Path) -> N
         max_new_tokens=20,
         eos_token_id=None,
     )
-    runner, sequence = load(directory), Sequence("a", prompt, 0)
+    runner, sequence = load(directory, kernels), Sequence("a", prompt, 0)
     for number in range(20):
         step(runner, number, [(sequence, sequence.next_part())])
     assert sequence.tokens == expected[0].tolist()

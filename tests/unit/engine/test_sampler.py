@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,14 +20,6 @@ from wire.sequence import SampledToken, SamplingParams
 
 VOCAB = 24
 LOGITS = torch.randn(VOCAB, generator=torch.Generator().manual_seed(3)) * 2
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def request(position: int = 0, *, seed: int = 7, **params: Any) -> SampleRequest:
