@@ -23,7 +23,8 @@ def refusal(
         return GiveUp(FailureReason.NO_WORKER, "no decode worker is ready")
     wanted = spec.stop.max_tokens - len(spec.resumed)
     total = len(spec.prompt) + spec.stop.max_tokens
-    if not spec.prompt or wanted < 1:
+    prompt_only = spec.stop.max_tokens == 0 and spec.prompt_logprobs is not None
+    if not spec.prompt or (wanted < 1 and not prompt_only):
         return GiveUp(FailureReason.INVALID, "a sequence needs at least one prompt token and one token to generate")
     if total > limit:
         return GiveUp(

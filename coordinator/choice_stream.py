@@ -36,8 +36,13 @@ class Delta:
     text: str
     logprobs: tuple[TokenLogprob, ...]
     finish: Finish | None
+    prompt: tuple[SampledToken, ...] = ()  # the prompt's tokens with their log-probabilities; with a choice's first delta
 
     def __bool__(self) -> bool:
+        return self.has_output or bool(self.prompt)
+
+    @property
+    def has_output(self) -> bool:
         return bool(self.text or self.logprobs or self.finish)
 
 
@@ -50,6 +55,7 @@ class ChoiceStream:
         self._num_shown_chars = 0
         self._waiting: deque[TokenLogprob] = deque()
         self.num_tokens = 0
+        self.sum_logprob = 0.0  # of the tokens that count, end tokens too; 0 if no log-probabilities came
 
     def push(self, tokens: tuple[SampledToken, ...], finish: FinishReason | None) -> Delta:
         """Take the next tokens. Nothing may be pushed behind a delta with `finish`."""
@@ -58,6 +64,7 @@ class ChoiceStream:
         last = len(tokens) - 1
         for index, sampled in enumerate(tokens):
             self.num_tokens += 1
+            self.sum_logprob += sampled.logprob or 0.0
             if finish is FinishReason.STOP and index == last:
                 break
             if self._with_logprobs:

@@ -276,7 +276,7 @@ class Dispatcher:
             action = waiting.popleft()
             match action:
                 case ev.Emit():
-                    stream.push(Tokens(action.tokens, action.finish))
+                    stream.push(Tokens(action.tokens, action.finish, action.prompt))
                 case ev.Send():
                     self._send(action)
                 case ev.AskRoute():

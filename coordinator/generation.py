@@ -42,10 +42,14 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """New output tokens, in order, without gap or repetition. Nothing follows the one with `finish`."""
+    """New output tokens, in order, without gap or repetition. Nothing follows the one with `finish`.
+
+    `prompt` holds the prompt's tokens with their log-probabilities.
+    """
 
     tokens: tuple[SampledToken, ...]
     finish: FinishReason | None
+    prompt: tuple[SampledToken, ...] = ()  # with the first ones, if the spec asks for `prompt_logprobs`; once
 
 
 class GenerationError(Exception):

@@ -126,6 +126,7 @@ class PrefillDone:
 class Emit:
     tokens: tuple[SampledToken, ...]
     finish: FinishReason | None
+    prompt: tuple[SampledToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

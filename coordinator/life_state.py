@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from wire.control import TokenDelta
 from wire.ids import HandoffId, Incarnation, RequestId
+from wire.sequence import SequenceSpec
 
 
 class State(enum.Enum):
@@ -35,3 +39,10 @@ class Attempt:
     handoff: HandoffId | None = None
     holders: set[Incarnation] = field(default_factory=set)  # workers that may hold something for it
     held: list[TokenDelta] = field(default_factory=list)  # D's tokens, until the first one is known
+
+
+def spec_of_attempt(spec: SequenceSpec, request_id: RequestId, output: Sequence[int]) -> SequenceSpec:
+    """What an attempt's workers are asked for when the client has `output` already. The prompt's log-probabilities came
+    with its first tokens."""
+    prompt_logprobs = None if output else spec.prompt_logprobs
+    return msgspec.structs.replace(spec, request_id=request_id, resumed=tuple(output), prompt_logprobs=prompt_logprobs)

@@ -16,6 +16,7 @@ from coordinator.api.settings import ApiSettings
 from coordinator.cluster_metrics import ClusterMetrics
 from coordinator.control_hub import ControlHub
 from coordinator.dispatcher import Dispatcher
+from coordinator.grammars import BadGrammar, GrammarChecker
 from coordinator.metrics import RequestMetrics
 from coordinator.placement_settings import PlacementSettings
 from coordinator.settings import CoordinatorSettings
@@ -35,7 +36,8 @@ def run(settings: CoordinatorSettings) -> int:
     """Serve until stopped; returns the exit code."""
     if settings.model_dir is None:
         raise SettingsError("model_dir", "coordinator", "is required here: the directory of a converted model")
-    text = TextModel.load(settings.model_dir, settings.served_model or settings.model)
+    template = None if settings.chat_template is None else settings.chat_template.read_text(encoding="utf-8")
+    text = TextModel.load(settings.model_dir, settings.served_model or settings.model, chat_template=template)
     lifecycle = Lifecycle(settings.process.drain_s)
     return lifecycle.run(partial(_serve, settings, text), loop_factory=uvloop.new_event_loop)
 
@@ -52,8 +54,18 @@ async def _serve(settings: CoordinatorSettings, text: TextModel, lifecycle: Life
     api = ApiSettings(
         api_keys=settings.api_keys,
         allow_policy_header=settings.allow_policy_header,
+        api_keys_file=settings.api_keys_file,
         max_in_flight=settings.max_outstanding,
+        max_queued=settings.max_queued,
+        requests_per_minute=settings.requests_per_minute,
+        request_burst=settings.request_burst,
+        request_timeout_s=settings.request_timeout_s,
     )
+    grammars = GrammarChecker(text.tokenizer, text.vocab_size, api.grammar_timeout_s)
+    try:
+        await asyncio.to_thread(grammars.load)
+    except BadGrammar as error:
+        log.warning("structured output is not available: %s", error)
     async with AsyncExitStack() as stack:
         (transport,) = open_transports(stack, ["zmq"]).values()
         dispatcher = Dispatcher(placement, new_incarnation())
@@ -64,7 +76,13 @@ async def _serve(settings: CoordinatorSettings, text: TextModel, lifecycle: Life
             registry, dispatcher.view, dispatcher.placer.assignments, dispatcher.counters, lambda: dispatcher.outstanding
         )
         app = create_app(
-            dispatcher, text, api, dispatcher.cluster, request_metrics.exposition, request_metrics=request_metrics
+            dispatcher,
+            text,
+            api,
+            dispatcher.cluster,
+            request_metrics.exposition,
+            request_metrics=request_metrics,
+            grammars=grammars,
         )
         control = await hub.listen(settings.control)
         stack.push_async_callback(hub.close)
@@ -79,4 +97,4 @@ async def _serve(settings: CoordinatorSettings, text: TextModel, lifecycle: Life
         drained = await dispatcher.drain(max(0.0, lifecycle.drain_deadline - asyncio.get_running_loop().time()))
         if not drained:
             log.warning("drain deadline passed with requests left")
-        return 0
+        return 0 if drained else 1

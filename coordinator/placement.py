@@ -36,7 +36,7 @@ class Placer:
 
     def route(self, request: RouteRequest, spec: SequenceSpec) -> Route | NoRoute:
         view = self._routing_view()
-        alone = request.wants_prefill and request.remaining == 1
+        alone = request.wants_prefill and request.remaining <= 1
         return choose_route(view, request, self._affinity(view, spec) if alone else {})
 
     def prefill_for(self, decode: Incarnation, skip_tokens: int, request: RouteRequest, spec: SequenceSpec) -> PrefillChoice:
@@ -81,7 +81,10 @@ class Placer:
         return hashes
 
     def _affinity(self, view: RoutingView, spec: SequenceSpec) -> Mapping[Incarnation, int]:
-        """Only full blocks before the last token count: the last one is computed in any case."""
+        """Only full blocks before the last token count: the last one is computed in any case. So is every one whose
+        log-probability is wanted."""
+        if spec.prompt_logprobs is not None:
+            return {}
         found = self.prefixes.match(self._hashes(spec), [p.worker for p in view.prefill])
         most = self._num_tokens(spec) - 1
         return {worker: min(blocks * self._block_size, most) for worker, blocks in found.items()}

@@ -16,12 +16,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-import msgspec
-
 from coordinator import life_events as ev
 from coordinator.failure_reasons import FailureReason, generation_error
 from coordinator.generation import Placement, Policy
-from coordinator.life_state import TERMINAL, Attempt, State
+from coordinator.life_state import TERMINAL, Attempt, State, spec_of_attempt
 from coordinator.life_table import TABLE
 from coordinator.life_timeline import LifeTimeline
 from coordinator.placement_settings import PlacementSettings
@@ -172,7 +170,7 @@ class RequestLife:
         attempt, message = self._held_by(event.worker), event.message
         if attempt is None or event.worker != attempt.prefill:
             return
-        if message.finish is None and self.state is State.PREFILLING_ALONE:
+        if message.finish is None and (self.state is State.PREFILLING_ALONE or message.token is None):
             self._prefill_failed(f"{self._name_of(event.worker)} did not end at the last token")
             return
         self._actions.append(ev.PrefillDone(event.worker, attempt.request_id))
@@ -181,9 +179,9 @@ class RequestLife:
             self.num_cached_tokens = message.stages.num_cached_tokens
         if message.finish is not None:
             attempt.holders.discard(event.worker)  # D still waits: it is cancelled
-            self._emit((message.token,), message.finish)
+        self._emit(() if message.token is None else (message.token,), message.finish, message.prompt)
+        if message.finish is not None:
             return
-        self._emit((message.token,), None)
         self._move(State.HANDING_OVER, self._settings.transfer_timeout_s)
         for delta in attempt.held:
             if self.attempt is attempt:  # until one of them ends it
@@ -219,9 +217,9 @@ class RequestLife:
         tokens = delta.tokens[known:] if known else delta.tokens
         if delta.finish is not None:
             attempt.holders.clear()  # D has ended it, and P before that
-            self._emit(tokens, delta.finish)
+            self._emit(tokens, delta.finish, delta.prompt)
         elif tokens:
-            self._emit(tokens, None)
+            self._emit(tokens, None, delta.prompt)
             if self.state is State.DECODING:
                 self._deadline = self._now + self._settings.decode_stall_timeout_s
                 return
@@ -229,11 +227,11 @@ class RequestLife:
                 attempt.holders.discard(attempt.prefill)  # D decodes: the hand-off is over
             self._move(State.DECODING, self._settings.decode_stall_timeout_s)
 
-    def _emit(self, tokens: tuple[SampledToken, ...], finish: FinishReason | None) -> None:
+    def _emit(self, tokens: tuple[SampledToken, ...], finish: FinishReason | None, prompt: tuple[SampledToken, ...]) -> None:
         if tokens and self.timeline.first_token_at is None:
             self.timeline.first_token_at = self._now
         self.output.extend(token.token_id for token in tokens)
-        self._actions.append(ev.Emit(tokens, finish))
+        self._actions.append(ev.Emit(tokens, finish, prompt))
         if finish is not None:
             self._end(State.FINISHED)
 
@@ -375,7 +373,7 @@ class RequestLife:
 
     def _attempt_spec(self) -> SequenceSpec:
         assert self.attempt is not None
-        return msgspec.structs.replace(self.spec, request_id=self.attempt.request_id, resumed=tuple(self.output))
+        return spec_of_attempt(self.spec, self.attempt.request_id, self.output)
 
     def _note_placement(self, kind: RouteKind) -> None:
         assert self.attempt is not None

@@ -117,7 +117,7 @@ def choose_route(view: RoutingView, request: RouteRequest, affinity: Mapping[Inc
     fallback = None
     if request.wants_prefill:
         prefill = _usable_prefill(view, request)
-        if request.remaining == 1 and prefill:
+        if request.remaining <= 1 and prefill:
             return Route(RouteKind.PREFILL_ONLY, _least_tokens(prefill, request, affinity))
         linked = [d for d in decode if any((p.worker, d.worker) in view.links for p in prefill)]
         if linked:

@@ -71,6 +71,10 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
+    def to_json(self) -> str:
+        """As in `tokenizer.json`."""
+        return self._backend.to_str()
+
     def id_of(self, token: str) -> int | None:
         return self._backend.token_to_id(token)
 

@@ -10,12 +10,13 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from decode_service.kv_region import KvRegion
 from decode_service.probe_slots import ProbeSlots
 from service_kit.checksums import checksums_off_loop
+from service_kit.handoff_totals import HandoffTotals
 from service_kit.outbox import Outbox, run_together
 from service_kit.process_mark import ProcessWatch
 from transport.base import ByteRange, Channel
@@ -94,15 +95,6 @@ class _Intake:
     receiver: HandoffReceiver
     writer: _Writer | None = None
     opened_at: float = 0.0
-
-
-@dataclass(slots=True)
-class HandoffTotals:
-    handoffs: int = 0
-    nbytes: int = 0
-    failures: int = 0
-    late_messages: int = 0
-    by_transport: dict[str, int] = field(default_factory=dict)
 
 
 class HandoffServer:
@@ -228,7 +220,6 @@ class HandoffServer:
         region.open_window(writer.probe_key, [slot])
         outbox.post(HelloAck(self._incarnation, region.descriptor(), writer.probe_key, slot.offset, slot.nbytes))
         log.info("prefill worker %s (%s) linked over %s", hello.prefill, hello.incarnation, scheme)
-        self.totals.by_transport.setdefault(scheme, 0)
         return writer
 
     def _refusal(self, hello: Hello) -> str | None:

@@ -16,17 +16,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from decode_service.handoff_server import HandoffServer
+from engine.handle import EngineHandle
 from engine.load import worker_load
 from engine.messages import (
     Abort,
     Add,
     ComputeHere,
-    EngineCommand,
     EngineEvent,
-    EngineStats,
     Fill,
     Rejected,
     Reserve,
@@ -34,6 +32,7 @@ from engine.messages import (
     SequenceTimes,
     TokensSampled,
 )
+from service_kit.member import Member
 from service_kit.rate import RateMeter
 from wire import control
 from wire.control import CoordinatorMessage, FailureKind, WorkerLoad, WorkerMessage
@@ -42,14 +41,6 @@ from wire.kv_layout import KvLayout
 from wire.sequence import SampledToken
 
 log = logging.getLogger(__name__)
-
-
-class Engine(Protocol):
-    """The part of `engine.engine_thread.EngineThread` that a service uses."""
-
-    def submit(self, command: EngineCommand) -> None: ...
-
-    def stats(self) -> EngineStats: ...
 
 
 @dataclass(slots=True)
@@ -63,28 +54,22 @@ class _Request:
     cancelled: bool = False  # waits only for its writer to stop
 
 
-class DecodeService:
-    """See the module's drawing.
-
-    Args:
-        post: sends to the coordinator, in order.
-    """
+class DecodeService(Member):
+    """See the module's drawing."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineHandle,
         layout: KvLayout,
         incarnation: Incarnation,
         post: Callable[[WorkerMessage], None],
         clock: Callable[[], float],
     ) -> None:
+        super().__init__(incarnation, post)
         self._engine = engine
         self._layout = layout
-        self._incarnation = incarnation
-        self._post = post
         self._requests: dict[RequestId, _Request] = {}
         self._server: HandoffServer | None = None
-        self.draining = False
         self._rate = RateMeter(clock)
 
     def use_server(self, server: HandoffServer) -> None:
@@ -97,10 +82,6 @@ class DecodeService:
         return self._server
 
     # -- from the coordinator -------------------------------------------------------------------------------------------
-
-    def on_registered(self) -> None:
-        if self.draining:
-            self._post(control.Leaving(self._incarnation, finished=False))
 
     def on_message(self, message: CoordinatorMessage) -> None:
         match message:
@@ -204,7 +185,7 @@ class DecodeService:
         if event.finish is not None:
             del self._requests[event.request_id]
         stages = None if event.times is None else _stages(event.times, request.transfer_s)
-        return control.TokenDelta(event.request_id, event.first_index, event.tokens, event.finish, stages)
+        return control.TokenDelta(event.request_id, event.first_index, event.tokens, event.finish, stages, event.prompt)
 
     # -- from the hand-off server (HandoffOutcome) ----------------------------------------------------------------------
 
@@ -225,15 +206,7 @@ class DecodeService:
             request.cancelled = True
             self._post_failed(request_id, kind, reason)
 
-    def _post_failed(self, request_id: RequestId, kind: FailureKind, message: str) -> None:
-        self._post(control.RequestFailed(request_id, kind, message))
-
     # -- lifecycle ------------------------------------------------------------------------------------------------------
-
-    def begin_drain(self) -> None:
-        if not self.draining:
-            self.draining = True
-            self._post(control.Leaving(self._incarnation, finished=False))
 
     @property
     def idle(self) -> bool:
@@ -243,15 +216,7 @@ class DecodeService:
         self.server.tick()
 
     def load(self) -> WorkerLoad:
-        totals = self.server.totals
-        return worker_load(
-            self._engine.stats(),
-            handoffs=totals.handoffs,
-            handoff_bytes=totals.nbytes,
-            handoff_failures=totals.failures,
-            tokens_per_s=self._rate.per_second(),
-            draining=self.draining,
-        )
+        return worker_load(self._engine.stats(), self.server.totals, self._rate.per_second(), self.draining)
 
 
 def _stages(times: SequenceTimes, transfer_s: float) -> control.DecodeStages:

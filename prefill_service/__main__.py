@@ -20,6 +20,7 @@ if __name__ == "__main__":
             run,
             os.environ,
             process_of=lambda settings: settings.process,
+            name_of=lambda settings: settings.worker.worker_id,
             start_errors=START_ERRORS,
         )
     )

@@ -126,12 +126,10 @@ class DecodeLink:
             TransportError: not placed, or not certainly.
         """
         assert self._region is not None
-        assert self._outbox is not None
         self._num_puts += 1
         self._puts_ended.clear()
         try:
-            async with self._outbox.turn:
-                await self._region.put(key, writes)
+            await self._region.put(key, writes)
         finally:
             self._num_puts -= 1
             if self._num_puts == 0:

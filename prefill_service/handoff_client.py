@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from prefill_service.decode_link import DecodeLink
 from service_kit.checksums import checksums_off_loop
+from service_kit.handoff_totals import HandoffTotals
 from transport.base import Write
 from transport.errors import TransportError
 from wire.control import FailureKind, HandoffTicket
@@ -72,15 +73,6 @@ class _Export:
     put: asyncio.Task[None] | None = None
 
 
-@dataclass(slots=True)
-class ExportTotals:
-    handoffs: int = 0
-    nbytes: int = 0
-    failures: int = 0
-    put_seconds: float = 0.0
-    late_messages: int = field(default=0)
-
-
 class HandoffClient:
     """All hand-offs out of one KV pool.
 
@@ -96,7 +88,7 @@ class HandoffClient:
         self._clock = clock
         self._exports: dict[HandoffId, _Export] = {}
         self._by_request: dict[RequestId, _Export] = {}
-        self.totals = ExportTotals()
+        self.totals = HandoffTotals()
 
     # -- what the service asks for --------------------------------------------------------------------------------------
 
@@ -204,7 +196,6 @@ class HandoffClient:
         ticket = export.sender.ticket
         source = export.source[export.first_block + first : export.first_block + first + count]
         target = ticket.block_ids[first : first + count]
-        started = self._clock()
         try:
             hashes, _ = await asyncio.gather(
                 checksums_off_loop([self._block(block_id) for block_id in source]),
@@ -217,7 +208,6 @@ class HandoffClient:
             log.exception("put of hand-off %s", ticket.handoff_id)
             self._feed(export, PutFailed(f"put failed: {error!r}"))
             return
-        self.totals.put_seconds += self._clock() - started
         self.totals.nbytes += count * self._layout.block_bytes
         self._feed(export, PutDone(first, hashes))
 

@@ -15,36 +15,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
+from engine.handle import EngineHandle
 from engine.load import worker_load
 from engine.messages import (
     Abort,
     Add,
     BlocksComputed,
-    EngineCommand,
     EngineEvent,
-    EngineStats,
     Rejected,
     Release,
     TokensSampled,
 )
 from prefill_service.handoff_client import HandoffClient
 from prefill_service.link_manager import LinkManager
+from service_kit.member import Member
 from service_kit.rate import RateMeter
 from wire import control
 from wire.control import CoordinatorMessage, FailureKind, WorkerLoad, WorkerMessage
 from wire.ids import Incarnation, RequestId
 
 log = logging.getLogger(__name__)
-
-
-class Engine(Protocol):
-    """The part of `engine.engine_thread.EngineThread` that a service uses."""
-
-    def submit(self, command: EngineCommand) -> None: ...
-
-    def stats(self) -> EngineStats: ...
 
 
 @dataclass(slots=True)
@@ -56,25 +47,19 @@ class _Request:
     silent: bool = False  # cancelled, or its terminal message has been sent
 
 
-class PrefillService:
-    """See the module's drawing.
-
-    Args:
-        post: sends to the coordinator, in order.
-    """
+class PrefillService(Member):
+    """See the module's drawing."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineHandle,
         incarnation: Incarnation,
         post: Callable[[WorkerMessage], None],
         clock: Callable[[], float],
     ) -> None:
+        super().__init__(incarnation, post)
         self._engine = engine
-        self._incarnation = incarnation
-        self._post = post
         self._requests: dict[RequestId, _Request] = {}
-        self.draining = False
         self._rate = RateMeter(clock)
         self._last_prefill_tokens = 0
         self._client: HandoffClient | None = None
@@ -96,10 +81,6 @@ class PrefillService:
         return self._links
 
     # -- from the coordinator -------------------------------------------------------------------------------------------
-
-    def on_registered(self) -> None:
-        if self.draining:
-            self._post(control.Leaving(self._incarnation, finished=False))
 
     def on_message(self, message: CoordinatorMessage) -> None:
         match message:
@@ -171,15 +152,15 @@ class PrefillService:
 
     def _on_first_token(self, request: _Request, event: TokensSampled) -> None:
         request.computed = True
-        (token,) = event.tokens
+        token = event.tokens[0] if event.tokens else None
         assert event.times is not None, "an exported sequence's only tokens are its first"
         if not request.silent:
             times = event.times
             stages = control.PrefillStages(times.queue_s, times.compute_s, times.num_cached_tokens)
-            self._post(control.FirstToken(event.request_id, token, event.finish, stages))
+            self._post(control.FirstToken(event.request_id, token, event.finish, stages, event.prompt))
         if not self.client.holds(event.request_id):
             self._drop(event.request_id)
-        elif event.finish is not None:
+        elif event.finish is not None or token is None:
             request.silent = True
             self.client.cancel(event.request_id, "ended with its first token")
         else:
@@ -205,15 +186,7 @@ class PrefillService:
         request = self._requests.pop(request_id)
         self._engine.submit(Release(request_id) if request.computed else Abort(request_id))
 
-    def _post_failed(self, request_id: RequestId, kind: FailureKind, message: str) -> None:
-        self._post(control.RequestFailed(request_id, kind, message))
-
     # -- lifecycle ------------------------------------------------------------------------------------------------------
-
-    def begin_drain(self) -> None:
-        if not self.draining:
-            self.draining = True
-            self._post(control.Leaving(self._incarnation, finished=False))
 
     @property
     def idle(self) -> bool:
@@ -227,12 +200,4 @@ class PrefillService:
         self._last_prefill_tokens = stats.prefill_tokens
 
     def load(self) -> WorkerLoad:
-        totals = self.client.totals
-        return worker_load(
-            self._engine.stats(),
-            handoffs=totals.handoffs,
-            handoff_bytes=totals.nbytes,
-            handoff_failures=totals.failures,
-            tokens_per_s=self._rate.per_second(),
-            draining=self.draining,
-        )
+        return worker_load(self._engine.stats(), self.client.totals, self._rate.per_second(), self.draining)

@@ -88,21 +88,24 @@ class ControlLink:
             await self._outbox.flush()
             await self._channel.close()
 
-    async def run(self) -> None:
+    async def run(self, on_registered: Callable[[], object] = lambda: None) -> None:
         """
+        Args:
+            on_registered: called at each registration, before the handler hears of it.
+
         Raises:
             RegistrationRefused: for good.
         """
         backoff = Backoff()
         while not self._left:
             try:
-                await self._session(backoff)
+                await self._session(backoff, on_registered)
             except (TransportError, DecodeError, TimeoutError) as error:
                 if not self._left:
                     log.warning("coordinator %s: %s", self._address, error or type(error).__name__)
             await asyncio.sleep(backoff.next_delay())
 
-    async def _session(self, backoff: Backoff) -> None:
+    async def _session(self, backoff: Backoff, on_registered: Callable[[], object]) -> None:
         """One registration, until the link ends."""
         now = asyncio.get_running_loop().time()
         channel = await self._transport.connect(self._address, now + CONNECT_TIMEOUT_S)
@@ -115,6 +118,7 @@ class ControlLink:
             self._channel = channel
             self._outbox = outbox = Outbox(channel)
             self.registered = True
+            on_registered()
             self._handler.on_registered()
             try:
                 await run_together(

@@ -30,11 +30,13 @@ def run_main(
     environ: Mapping[str, str],
     *,
     process_of: Callable[[SettingsT], ProcessSettings],
+    name_of: Callable[[SettingsT], str] = lambda settings: "",
     start_errors: tuple[type[Exception], ...] = (),
 ) -> int:
     """Returns the exit code: 2 for a setting that stops the start, 1 for anything else that does.
 
     Args:
+        name_of: what the process is called in its log; "" = as its section.
         start_errors: exceptions of `run` that are told in one line, without a traceback.
     """
     try:
@@ -43,7 +45,7 @@ def run_main(
         sys.stderr.write(f"kvrelay {section}: {error}\n")
         return EXIT_USAGE
     process = process_of(settings)
-    configure_logging(process.log_format, process.log_level, section)
+    configure_logging(process.log_format, process.log_level, name_of(settings) or section)
     try:
         return run(settings)
     except SettingsError as error:

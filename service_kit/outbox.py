@@ -12,14 +12,9 @@ from transport.base import Channel
 
 
 class Outbox:
-    """A queue in front of one channel. `run` sends until cancelled or the channel ends.
-
-    `turn` is held while a message is sent: a channel has one writer at a time, and whoever puts into a region over the same
-    channel takes the turn as well.
-    """
+    """A queue in front of one channel. `run` sends until cancelled or the channel ends."""
 
     def __init__(self, channel: Channel) -> None:
-        self.turn = asyncio.Lock()
         self._channel = channel
         self._encoder = msgspec.msgpack.Encoder()
         self._queue: asyncio.Queue[msgspec.Struct] = asyncio.Queue()
@@ -35,8 +30,7 @@ class Outbox:
         """
         while True:
             message = await self._queue.get()
-            async with self.turn:
-                await self._channel.send(self._encoder.encode(message))
+            await self._channel.send(self._encoder.encode(message))
             self._queue.task_done()
 
     async def flush(self) -> None:

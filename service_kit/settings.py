@@ -29,8 +29,10 @@ SettingsT = TypeVar("SettingsT", bound=msgspec.Struct)
 
 PREFIX = "KVRELAY_"
 CONFIG_VARIABLE = "KVRELAY_CONFIG"
-RESERVED_VARIABLES = frozenset({CONFIG_VARIABLE, "KVRELAY_CACHE", "KVRELAY_TORCH_INDEX_URL"})
-"""Variables that are read elsewhere: by this module, the model store, and scripts/setup."""
+API_KEY_VARIABLE = "KVRELAY_API_KEY"
+INHERITED_VARIABLES = frozenset({"KVRELAY_CACHE", "KVRELAY_TORCH_INDEX_URL"})
+RESERVED_VARIABLES = INHERITED_VARIABLES | {CONFIG_VARIABLE, API_KEY_VARIABLE}
+"""Variables that are no settings. They are read by this module, `kvrelay status`, the model store and scripts/setup."""
 
 SECTIONS = ("coordinator", "prefill", "decode", "up")
 SHARED_SECTION = {"prefill": "worker", "decode": "worker"}
@@ -114,11 +116,7 @@ def settings_environ(settings: msgspec.Struct, section: str) -> dict[str, str]:
 
 def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ` without any setting, for a child that gets its own."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if not name.startswith(PREFIX) or (name in RESERVED_VARIABLES and name != CONFIG_VARIABLE)
-    }
+    return {name: value for name, value in environ.items() if not name.startswith(PREFIX) or name in INHERITED_VARIABLES}
 
 
 def option_name(name: str) -> str:

@@ -12,7 +12,8 @@ from service_kit.cpus import parse_cpus
 from service_kit.logging import LogFormat, LogLevel
 from service_kit.units import ByteSize
 
-TransportName = Literal["inproc", "shm", "zmq", "ucx"]
+TransportName = Literal["auto", "inproc", "shm", "zmq", "ucx"]
+AUTO_TRANSPORTS = ("shm", "zmq")
 Positive = Annotated[int, Meta(ge=1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Seconds = Annotated[float, Meta(ge=0)]
@@ -43,12 +44,22 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: Annotated[str, Meta(description="a cached name, a directory, a .gguf file or a hub id")] = "smollm2-135m"
     model_dir: Annotated[Path | None, Meta(description="the converted model; default: found or made from --model")] = None
     served_model: Annotated[str, Meta(description="the name clients use; default: made from --model")] = ""
-    transports: Annotated[tuple[TransportName, ...], Meta(description="hand-off transports, best first", min_length=1)] = (
-        "shm",
-        "zmq",
-    )
+    transport: Annotated[
+        tuple[TransportName, ...], Meta(description="hand-off transports, best first; auto: shm,zmq", min_length=1)
+    ] = ("auto",)
     http_host: Annotated[str, Meta(description="address of /health, /ready and /metrics")] = "127.0.0.1"
     http_port: Annotated[Port | None, Meta(description="port of /health, /ready and /metrics; default: none")] = None
+
+    def __post_init__(self) -> None:
+        if "auto" in self.transport and len(self.transport) > 1:
+            raise ValueError("transport: auto stands alone")
+        if len(set(self.transport)) < len(self.transport):
+            raise ValueError("transport: one is named twice")
+
+    @property
+    def transport_order(self) -> tuple[str, ...]:
+        """The hand-off transports by scheme, best first."""
+        return AUTO_TRANSPORTS if self.transport == ("auto",) else self.transport
 
 
 class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,6 +70,9 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Literal["auto", "bfloat16", "float16", "float32"], Meta(description="of weights and KV cache; auto: the model's own")
     ] = "auto"
     device: Annotated[str, Meta(description="cpu, cuda or cuda:N")] = "cpu"
+    kernels: Annotated[
+        Literal["auto", "torch"], Meta(description="auto: compiled CPU kernels where they can be had; torch: never")
+    ] = "auto"
     block_size: Annotated[Positive, Meta(description="tokens per KV block")] = 64
     num_blocks: Annotated[Positive | None, Meta(description="blocks in the KV pool; default: what --kv-memory holds")] = None
     kv_memory: Annotated[ByteSize, Meta(description="size of the KV pool, such as 2GiB")] = ByteSize(2**30)

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Protocol
 
 from service_kit.cpus import available_cpus
 from service_kit.errors import SettingsError
@@ -16,7 +17,22 @@ from transport.options import TransportOptions
 from transport.registry import create_transport
 from wire.control import Endpoint, Role, WorkerInfo
 from wire.ids import Incarnation, WorkerId
-from wire.kv_layout import Fingerprint
+from wire.kv_layout import Fingerprint, KvLayout
+
+
+class ServedModel(Protocol):
+    """What a coordinator is told of a worker's model and memory (`engine.build.EngineShape` has it)."""
+
+    @property
+    def fingerprint(self) -> Fingerprint: ...
+    @property
+    def layout(self) -> KvLayout: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
 
 
 def require_model_dir(settings: WorkerSettings, role: Role) -> Path:
@@ -33,25 +49,20 @@ def worker_info(
     settings: WorkerSettings,
     role: Role,
     incarnation: Incarnation,
-    *,
-    fingerprint: Fingerprint,
-    block_size: int,
-    num_blocks: int,
-    max_model_len: int,
-    vocab_size: int,
+    model: ServedModel,
     max_num_sequences: int,
-    endpoints: tuple[Endpoint, ...] = (),
+    endpoints: tuple[Endpoint, ...],
 ) -> WorkerInfo:
     return WorkerInfo(
         worker_id=worker_id(settings, role),
         incarnation=incarnation,
         role=role,
         model=settings.served_model or settings.model,
-        fingerprint=fingerprint,
-        block_size=block_size,
-        num_blocks=num_blocks,
-        max_model_len=max_model_len,
-        vocab_size=vocab_size,
+        fingerprint=model.fingerprint,
+        block_size=model.layout.block_size,
+        num_blocks=model.num_blocks,
+        max_model_len=model.max_model_len,
+        vocab_size=model.vocab_size,
         max_num_sequences=max_num_sequences,
         endpoints=endpoints,
         host=socket.gethostname(),

@@ -161,7 +161,7 @@ async def running_cluster(
         variables = {
             "KVRELAY_COORDINATOR": address,
             "KVRELAY_MODEL_DIR": str(model_dir),
-            "KVRELAY_TRANSPORTS": transport.partition("-")[0],
+            "KVRELAY_TRANSPORT": transport.partition("-")[0],
             "KVRELAY_LOG_FORMAT": "human",
             "KVRELAY_KV_MEMORY": "64MiB",
             **(environ or {}),

@@ -46,7 +46,8 @@ class HttpCluster:
         state = self.cluster()
         held = [f"{state['outstanding']} outstanding"] if state["outstanding"] else []
         for row in state["workers"]:
-            load = row["load"]
+            if (load := row.get("load")) is None:
+                continue  # the predecessor of a worker that was started again
             busy = load["waiting"] or load["running"] or load["reserved"] or load["exporting"] or load["blocks_held"]
             if busy or load["blocks_free"] + load["blocks_cached"] != load["blocks_total"]:
                 held.append(f"{row['id']}: {load}")

@@ -12,6 +12,7 @@ import msgspec
 from coordinator.api.headers import route_name
 from coordinator.choice_stream import Delta, Finish, TokenLogprob
 from coordinator.generation import Generation
+from wire.sequence import SampledToken
 
 _LOWEST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say
 # Line ends to `str.splitlines`, with which some clients cut event streams; JSON does not escape them by itself.
@@ -43,8 +44,11 @@ class ChoiceResult:
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: Finish | None = None
+    prompt: tuple[SampledToken, ...] = ()
+    mean_logprob: float = 0.0  # of all its tokens
 
     def add(self, delta: Delta) -> None:
+        self.prompt = self.prompt or delta.prompt
         self.text.append(delta.text)
         self.logprobs.extend(delta.logprobs)
         self.finish = delta.finish
@@ -56,8 +60,12 @@ Timelines = Sequence[Mapping[str, object]]
 class AnswerFormat(Protocol):
     """Writes one answer, whole or in chunks. Chunks are complete `data:` events."""
 
-    def opening(self, index: int) -> bytes:
-        """What goes in front of a choice's first chunk; may be nothing."""
+    def opening(self, index: int, prompt: tuple[SampledToken, ...]) -> bytes:
+        """What goes in front of a choice's first chunk; may be nothing.
+
+        Args:
+            prompt: the prompt's tokens with their log-probabilities, if they were asked for.
+        """
 
     def chunk(self, index: int, delta: Delta, timelines: Timelines | None) -> bytes: ...
 
@@ -90,6 +98,18 @@ def timeline_entry(index: int, generation: Generation) -> dict[str, object]:
     }
 
 
+def best_of_each(results: Sequence[ChoiceResult], n: int, best_of: int) -> list[ChoiceResult]:
+    """Of each prompt's `best_of` results the `n` with the highest log-probability per token, best first, numbered anew."""
+    if best_of == n:
+        return list(results)
+    kept: list[ChoiceResult] = []
+    for start in range(0, len(results), best_of):
+        ranked = sorted(results[start : start + best_of], key=lambda result: (-result.mean_logprob, result.index))
+        for result in ranked[:n]:
+            kept.append(dataclasses.replace(result, index=len(kept)))
+    return kept
+
+
 class ChunkFrame:
     """The constant bytes around every chunk of one stream."""
 
@@ -108,3 +128,4 @@ class ChunkFrame:
 
 
 FINISH_JSON: dict[Finish | None, bytes] = {None: b"null", "stop": b'"stop"', "length": b'"length"'}
+CALLED_TOOLS = "tool_calls"  # the finish reason of a choice that ended well and calls tools

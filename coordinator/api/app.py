@@ -9,16 +9,21 @@ from typing import Any
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from coordinator.api.admission import Admission
 from coordinator.api.errors import install_error_handlers
 from coordinator.api.front import FrontLayer
-from coordinator.api.generate import GenerateRoutes, InFlightLimit
+from coordinator.api.generate import GenerateRoutes
 from coordinator.api.health import HealthRoutes
 from coordinator.api.models import ModelRoutes
+from coordinator.api.openapi import install_openapi
 from coordinator.api.request_builder import RequestBuilder
 from coordinator.api.settings import ApiSettings
 from coordinator.api.tokenize import TokenizeRoutes
+from coordinator.api_keys import KeyRing
 from coordinator.generation import Generator
+from coordinator.grammars import GrammarChecker
 from coordinator.metrics import RequestMetrics
+from coordinator.rate_limit import RateLimit
 from coordinator.text_model import TextModel
 
 
@@ -30,6 +35,7 @@ def create_app(
     metrics: Callable[[], bytes] | None = None,
     *,
     request_metrics: RequestMetrics | None = None,
+    grammars: GrammarChecker | None = None,
     is_healthy: Callable[[], bool] = lambda: True,
     clock: Callable[[], float] = time.monotonic,
     unix_time: Callable[[], float] = time.time,
@@ -39,6 +45,7 @@ def create_app(
         cluster: what /cluster answers; JSON types only.
         metrics: what /metrics answers; `request_metrics` alone by default. To have both, share one registry.
         request_metrics: where the front door counts; one with a registry of its own by default.
+        grammars: what compiles schemas and grammars; one that loads with the first of them by default.
         is_healthy: whether the coordinator itself holds together; /health says so.
         clock: monotonic seconds, for everything that is measured.
         unix_time: only for the `created` fields that OpenAI's answers have.
@@ -51,8 +58,14 @@ def create_app(
         text=text,
         settings=settings,
         builder=builder,
+        grammars=grammars or GrammarChecker(text.tokenizer, text.vocab_size, settings.grammar_timeout_s),
         metrics=counted,
-        limit=InFlightLimit(settings.max_in_flight, settings.retry_after_s),
+        admission=Admission(
+            settings.max_in_flight,
+            settings.max_queued,
+            RateLimit(settings.requests_per_minute, settings.request_burst),
+            settings.retry_after_s,
+        ),
         model_name=model_name,
         clock=clock,
         unix_time=unix_time,
@@ -75,5 +88,7 @@ def create_app(
     app.add_api_route("/metrics", health.metrics, methods=["GET"], response_model=None)
     app.add_api_route("/cluster", health.cluster, methods=["GET"], response_model=None)
     install_error_handlers(app)
-    app.add_middleware(FrontLayer, settings=settings, metrics=counted, clock=clock)
+    install_openapi(app, model_name)
+    keys = KeyRing(settings.api_keys, settings.api_keys_file, clock)
+    app.add_middleware(FrontLayer, settings=settings, keys=keys, metrics=counted, clock=clock)
     return app

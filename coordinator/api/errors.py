@@ -56,6 +56,10 @@ def internal_error() -> ApiError:
     )
 
 
+def deadline_exceeded() -> ApiError:
+    return ApiError(408, "The request's deadline has passed.", type_="timeout_error", code="deadline_exceeded")
+
+
 def from_generation_error(error: GenerationError) -> ApiError:
     headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
     return ApiError(error.status, error.message, code=error.code, type_=error.type, headers=headers)

@@ -6,8 +6,6 @@ exists.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 from collections.abc import Callable
 
@@ -17,19 +15,23 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from coordinator.api.errors import ApiError, ClientGone, error_response, internal_error
 from coordinator.api.headers import request_id_for
 from coordinator.api.settings import ApiSettings
+from coordinator.api_keys import KeyRing
 from coordinator.metrics import RequestMetrics
 
+CLIENT_KEY = "kvrelay.client"  # of an ASGI scope: whose request it is
 _log = logging.getLogger(__name__)
 
 
 class FrontLayer:
     """ASGI middleware. WebSockets are refused; lifespan passes."""
 
-    def __init__(self, app: ASGIApp, settings: ApiSettings, metrics: RequestMetrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: ApiSettings, keys: KeyRing, metrics: RequestMetrics, clock: Callable[[], float]
+    ) -> None:
         self._app = app
+        self._keys = keys
         self._metrics = metrics
         self._clock = clock
-        self._key_digests = tuple(_digest(key.encode("ascii")) for key in settings.api_keys)
         self._open_paths = frozenset({"/health", "/ready"} | (set() if settings.metrics_need_key else {"/metrics"}))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,9 +55,11 @@ class FrontLayer:
         began_s = self._clock()
         self._metrics.request_started()
         try:
-            if not self._allowed(scope["path"], headers):
+            client = self._client(scope["path"], headers)
+            if client is None:
                 await error_response(_unauthorized())(scope, receive, send_with_id)
                 return
+            scope[CLIENT_KEY] = client
             await self._app(scope, receive, send_with_id)
         except ClientGone:
             return
@@ -69,18 +73,13 @@ class FrontLayer:
             route = scope.get("route")
             self._metrics.request_finished(getattr(route, "path", "unmatched"), status, self._clock() - began_s)
 
-    def _allowed(self, path: str, headers: Headers) -> bool:
-        if not self._key_digests or path in self._open_paths:
-            return True
+    def _client(self, path: str, headers: Headers) -> str | None:
+        """Whose request it is; empty where no key is needed, None where one is and is not there."""
+        if not self._keys.is_needed or path in self._open_paths:
+            return ""
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        digest = _digest(key.strip().encode("utf-8", "surrogateescape"))
-        # All keys are compared, each in constant time: how long it takes tells nothing.
-        matches = [hmac.compare_digest(digest, known) for known in self._key_digests]
-        return scheme.lower() == "bearer" and any(matches)
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+        client = self._keys.identify(key.strip().encode("utf-8", "surrogateescape"))
+        return client if scheme.lower() == "bearer" else None
 
 
 def _unauthorized() -> ApiError:

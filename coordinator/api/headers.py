@@ -3,6 +3,7 @@
     X-Request-Id         both      echoed if it is 1 to 128 of [A-Za-z0-9._:-], else a new one; a key of nothing inside
     X-Kvrelay-Policy     request   always, never or auto: only where the operator allows it
                          response  the policy that was applied
+    X-Kvrelay-Timeout    request   seconds that the whole request may take
     X-Kvrelay-Timeline   request   1: the answer carries each choice's stages in milliseconds as `kvrelay_timeline`
     X-Kvrelay-Route      response  `prefill-0>decode-0`, `decode-0` or `prefill-0`; of several choices the different ones
     X-Kvrelay-Fallback   response  why the policy's wish was not met
@@ -23,6 +24,8 @@ from coordinator.api.errors import ApiError, bad_request
 from coordinator.generation import Placement, Policy
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
+_LONGEST_TIMEOUT_S = 86_400
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 _POLICIES: dict[str, Policy] = {"always": "always", "never": "never", "auto": "auto"}
 
@@ -33,6 +36,7 @@ class Wishes:
 
     policy: Policy | None
     timeline: bool
+    timeout_s: float | None = None
 
 
 def read_wishes(headers: Headers, allow_policy: bool) -> Wishes:
@@ -56,7 +60,17 @@ def read_wishes(headers: Headers, allow_policy: bool) -> Wishes:
     timeline = headers.get("x-kvrelay-timeline", "0").strip()
     if timeline not in ("0", "1"):
         raise bad_request("X-Kvrelay-Timeline must be 0 or 1", param="X-Kvrelay-Timeline")
-    return Wishes(policy, timeline == "1")
+    return Wishes(policy, timeline == "1", _timeout_s(headers.get("x-kvrelay-timeout")))
+
+
+def _timeout_s(given: str | None) -> float | None:
+    if given is None:
+        return None
+    if not _SECONDS.fullmatch(given.strip()) or not 0 < float(given) <= _LONGEST_TIMEOUT_S:
+        raise bad_request(
+            f"X-Kvrelay-Timeout must be seconds, above 0 and at most {_LONGEST_TIMEOUT_S}", param="X-Kvrelay-Timeout"
+        )
+    return float(given)
 
 
 def request_id_for(given: str | None) -> str:

@@ -11,14 +11,17 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from coordinator.api.chat_messages import rendered, template_messages
 from coordinator.api.errors import ApiError, bad_request
 from coordinator.api.schemas import ChatMessage, ChatRequest, CompletionRequest, GenerationFields
 from coordinator.api.settings import ApiSettings
-from coordinator.chat_template import ChatTemplate, ChatTemplateError
+from coordinator.api.tools import ToolUse
+from coordinator.chat_template import ChatTemplateError
 from coordinator.text_model import TextModel
+from coordinator.tool_formats import TOOL_CALL_TAGS
 from wire.ids import new_request_id
 from wire.sequence import SamplingParams, SequenceSpec, StopRules
 
@@ -31,7 +34,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class PlannedChoice:
-    index: int  # of the answer's choices: prompt index × n + choice
+    index: int  # prompt index × best_of + choice
     prompt_index: int
     spec: SequenceSpec
 
@@ -42,11 +45,15 @@ class Plan:
 
     prompts: tuple[Prompt, ...]
     choices: tuple[PlannedChoice, ...]
+    n: int  # choices of each prompt that are shown
+    best_of: int  # and that are generated
     stop_strings: tuple[str, ...]
     include_stop: bool
     num_logprobs: int | None  # None: none
     stream: bool
     include_usage: bool
+    timeout_s: float | None = None  # for the whole request
+    shown_special_ids: frozenset[int] = frozenset()  # special tokens whose text is part of the output: tags of tool calls
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -69,24 +76,39 @@ class RequestBuilder:
 
     # -- the two kinds of request ---------------------------------------------------------------------------------------
 
-    def completion(self, request: CompletionRequest) -> Plan:
+    def completion(self, request: CompletionRequest, grammar: str = "") -> Plan:
         """
+        Args:
+            grammar: what the output must be, in the workers' form.
+
         Raises:
             ApiError: 400 that names the field.
         """
-        if request.best_of is not None and request.best_of != request.n:
-            raise bad_request("best_of is offered only if it equals n", param="best_of", code="unsupported_parameter")
-        if request.echo and request.logprobs is not None:
-            raise bad_request("echo together with logprobs is not offered yet", param="echo", code="unsupported_parameter")
+        best_of = request.n if request.best_of is None else request.best_of
+        if best_of < request.n:
+            raise bad_request("best_of must be at least n", param="best_of")
+        if best_of > request.n and request.stream:
+            raise bad_request("best_of above n cannot be streamed", param="best_of")
         if request.max_tokens == 0 and not request.echo:
             raise bad_request("max_tokens can be 0 only with echo", param="max_tokens")
         prompts = self._completion_prompts(request.prompt, request.echo)
         return self._plan(
-            request, prompts, request.max_tokens, "max_tokens", self._settings.default_max_tokens, request.logprobs
+            request,
+            prompts,
+            request.max_tokens,
+            "max_tokens",
+            self._settings.default_max_tokens,
+            request.logprobs,
+            grammar=grammar,
+            best_of=best_of,
+            prompt_logprobs=request.logprobs if request.echo else None,
         )
 
-    def chat(self, request: ChatRequest) -> Plan:
+    def chat(self, request: ChatRequest, grammar: str = "", tools: ToolUse | None = None) -> Plan:
         """
+        Args:
+            grammar: what the output must be, in the workers' form.
+
         Raises:
             ApiError: 400 that names the field.
         """
@@ -97,35 +119,33 @@ class RequestBuilder:
             if max_tokens is not None and max_tokens != request.max_completion_tokens:
                 raise bad_request("max_tokens and max_completion_tokens differ; give one", param="max_tokens")
             max_tokens, param = request.max_completion_tokens, "max_completion_tokens"
-        prompt = Prompt(self.chat_prompt(request.messages))
+        prompt = Prompt(self.chat_prompt(request.messages, tools=tools))
         if not prompt.ids:
             raise bad_request("messages give an empty prompt", param="messages")
         num_logprobs = (request.top_logprobs or 0) if request.logprobs else None
-        return self._plan(request, (prompt,), max_tokens, param, None, num_logprobs)
+        plan = self._plan(request, (prompt,), max_tokens, param, None, num_logprobs, grammar)
+        if tools is None:
+            return plan
+        tags = (self._text.tokenizer.id_of(tag) for tag in TOOL_CALL_TAGS)
+        return replace(plan, shown_special_ids=frozenset(tag for tag in tags if tag is not None))
 
-    def chat_prompt(self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True) -> tuple[int, ...]:
+    def chat_prompt(
+        self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True, tools: ToolUse | None = None
+    ) -> tuple[int, ...]:
         """Messages to ids. The template writes the beginning token itself, so the tokenizer adds none.
-
-        `developer` is the newer name of `system`, which is what templates know. Text parts are joined as they are.
 
         Raises:
             ApiError: 400; no template, or the template refused.
         """
-        template: ChatTemplate | None = self._text.chat_template
+        template = self._text.chat_template
         if template is None:
             raise bad_request(
                 "this model has no chat template; use /v1/completions", param="messages", code="no_chat_template"
             )
-        plain: list[dict[str, Any]] = []
-        for message in messages:
-            content = message.content if isinstance(message.content, str) else "".join(part.text for part in message.content)
-            item = {"role": "system" if message.role == "developer" else message.role, "content": content}
-            if message.name is not None:
-                item["name"] = message.name
-            plain.append(item)
+        plain = template_messages(messages)
         self._check_chars(sum(len(item["content"]) for item in plain), "messages")
         try:
-            text = template.render(plain, add_generation_prompt)
+            text = rendered(template, plain, add_generation_prompt, tools)
         except ChatTemplateError as error:
             raise bad_request(str(error), param="messages") from error
         return self._text.tokenizer.encode(text, add_special_tokens=False)
@@ -196,18 +216,23 @@ class RequestBuilder:
         max_tokens_param: str,
         default_max_tokens: int | None,
         num_logprobs: int | None,
+        grammar: str,
+        best_of: int | None = None,
+        prompt_logprobs: int | None = None,
     ) -> Plan:
+        num_choices = request.n if best_of is None else best_of
         if request.stream_options is not None and not request.stream:
             raise bad_request("stream_options needs stream: true", param="stream_options")
         if request.n > self._settings.max_choices:
             raise bad_request(f"n must be at most {self._settings.max_choices}", param="n")
-        if len(prompts) * request.n > self._settings.max_sequences:
-            raise bad_request(f"prompts times n must be at most {self._settings.max_sequences}", param="n")
+        if len(prompts) * num_choices > self._settings.max_sequences:
+            raise bad_request(f"prompts times n (or best_of) must be at most {self._settings.max_sequences}", param="n")
         limits = [self._token_limit(len(prompt.ids), max_tokens, max_tokens_param, default_max_tokens) for prompt in prompts]
         if request.min_tokens > min(limits):
             raise bad_request(f"min_tokens must be at most max_tokens ({min(limits)})", param="min_tokens")
         seed = secrets.randbits(63) if request.seed is None else request.seed
-        samplings = [self._sampling(request, choice_seed(seed, choice), num_logprobs) for choice in range(request.n)]
+        drawn_logprobs = 0 if num_logprobs is None and num_choices > request.n else num_logprobs
+        samplings = [self._sampling(request, choice_seed(seed, choice), drawn_logprobs) for choice in range(num_choices)]
         stop_token_ids = self.check_token_ids(request.stop_token_ids, "stop_token_ids", "stop_token_ids")
         choices = []
         for prompt_index, prompt in enumerate(prompts):
@@ -225,16 +250,22 @@ class RequestBuilder:
                     sampling=sampling,
                     stop=stop,
                     cache_salt=request.cache_salt,
+                    prompt_logprobs=prompt_logprobs,
+                    grammar=grammar,
+                    priority=request.priority,
                 )
-                choices.append(PlannedChoice(prompt_index * request.n + choice, prompt_index, spec))
+                choices.append(PlannedChoice(prompt_index * num_choices + choice, prompt_index, spec))
         stops = () if request.stop is None else (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
         return Plan(
             prompts=prompts,
             choices=tuple(choices),
+            n=request.n,
+            best_of=num_choices,
             stop_strings=stops,
             include_stop=request.include_stop_str_in_output,
             num_logprobs=num_logprobs,
             stream=request.stream,
+            timeout_s=request.timeout,
             include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
         )
 

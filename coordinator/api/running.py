@@ -7,6 +7,7 @@ runs everywhere, and is nothing for what has ended.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -34,8 +35,10 @@ class RunningChoice:
         text: ChoiceStream,
         metrics: RequestMetrics,
         clock: Callable[[], float],
+        began: Callable[[], None],
     ) -> None:
         self.planned = planned
+        self._began = began
         self.generation = generation
         self._text = text
         self._metrics = metrics
@@ -45,6 +48,10 @@ class RunningChoice:
     @property
     def num_tokens(self) -> int:
         return self._text.num_tokens
+
+    @property
+    def mean_logprob(self) -> float:
+        return self._text.sum_logprob / max(1, self._text.num_tokens)
 
     async def deltas(self, arrived_s: float) -> AsyncIterator[Delta]:
         """What the client is to see, empty deltas left out; the last one has `finish`.
@@ -59,11 +66,15 @@ class RunningChoice:
             async for item in self.generation:
                 now_s = self._clock()
                 if last_s is None:
+                    self._began()
+                if item.tokens and last_s is None:
                     self._metrics.first_token(now_s - arrived_s)
-                else:
+                elif last_s is not None:
                     self._metrics.token_gap(now_s - last_s)
                 last_s = now_s
                 delta = self._text.push(item.tokens, item.finish)
+                if item.prompt:
+                    delta = dataclasses.replace(delta, prompt=item.prompt)
                 if delta.finish is not None:
                     if item.finish is None:
                         self.generation.cancel()
@@ -96,14 +107,22 @@ class RunningRequest:
     """`choices` fills while `accept` runs and is sorted by index when it returns."""
 
     def __init__(
-        self, plan: Plan, tokenizer: Tokenizer, metrics: RequestMetrics, clock: Callable[[], float], arrived_s: float
+        self,
+        plan: Plan,
+        tokenizer: Tokenizer,
+        metrics: RequestMetrics,
+        clock: Callable[[], float],
+        arrived_s: float,
+        began: Callable[[], None],
     ) -> None:
+        """`began` is called with the first token of every choice."""
         self.plan = plan
         self.choices: list[RunningChoice] = []
         self.arrived_s = arrived_s
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._clock = clock
+        self._began = began
 
     async def accept(self, generator: Generator, policy: Policy | None) -> None:
         """Place all sequences.
@@ -150,16 +169,18 @@ class RunningRequest:
         return [timeline_entry(choice.planned.index, choice.generation) for choice in self.choices]
 
     async def _submit(self, planned: PlannedChoice, generator: Generator, policy: Policy | None) -> None:
-        nothing_to_do = planned.spec.stop.max_tokens == 0
+        nothing_to_do = planned.spec.stop.max_tokens == 0 and planned.spec.prompt_logprobs is None
         generation: Generation = _Nothing() if nothing_to_do else await generator.submit(planned.spec, policy)
-        detokenizer = Detokenizer(self._tokenizer.token_bytes, self._tokenizer.special_ids)
+        hidden = self._tokenizer.special_ids - self.plan.shown_special_ids
+        detokenizer = Detokenizer(self._tokenizer.token_bytes, hidden)
         text = ChoiceStream(detokenizer, self.plan.stop_strings, self.plan.include_stop, self.plan.num_logprobs is not None)
-        self.choices.append(RunningChoice(planned, generation, text, self._metrics, self._clock))
+        self.choices.append(RunningChoice(planned, generation, text, self._metrics, self._clock, self._began))
 
     async def _collect(self, choice: RunningChoice) -> ChoiceResult:
         result = ChoiceResult(choice.planned.index)
         async for delta in choice.deltas(self.arrived_s):
             result.add(delta)
+        result.mean_logprob = choice.mean_logprob
         return result
 
 

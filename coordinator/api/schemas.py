@@ -60,6 +60,10 @@ class GenerationFields(_Strict):
     ignore_eos: bool = False
     stop_token_ids: Annotated[list[int], Field(max_length=128)] = []
     include_stop_str_in_output: bool = False
+    regex: str | None = None  # the whole output matches it
+    grammar: str | None = None  # llguidance's Lark, or GBNF
+    timeout: Annotated[float, Field(gt=0, le=86_400)] | None = None  # seconds for all of the request
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0  # lower is earlier
     cache_salt: Annotated[str, Field(max_length=256)] = ""  # cached KV is shared only within one salt
 
 
@@ -76,13 +80,66 @@ class TextPart(_Strict):
     text: str
 
 
+class CalledFunction(_Strict):
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    arguments: str  # JSON text
+
+
+class ToolCall(_Strict):
+    id: Annotated[str, Field(min_length=1, max_length=128)]
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(_Strict):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[
-        Annotated[str, Tag("<str>")] | Annotated[Annotated[list[TextPart], Field(min_length=1)], Tag("<list>")],
-        Discriminator(_str_or_list),
-    ]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: (
+        Annotated[
+            Annotated[str, Tag("<str>")] | Annotated[Annotated[list[TextPart], Field(min_length=1)], Tag("<list>")],
+            Discriminator(_str_or_list),
+        ]
+        | None
+    ) = None  # an assistant that calls tools needs none
     name: Annotated[str, Field(max_length=256)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    tool_call_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+
+
+class FunctionTool(_Strict):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # a JSON schema
+    strict: bool | None = None
+
+
+class Tool(_Strict):
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class ChosenFunction(_Strict):
+    name: str
+
+
+class NamedToolChoice(_Strict):
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+def _str_or_object(value: Any) -> str | None:
+    return "<str>" if isinstance(value, str) else "<object>" if isinstance(value, dict) else None
+
+
+class JsonSchemaFormat(_Strict):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None  # accepted: the output always follows the schema
+
+
+class ResponseFormat(_Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
 
 
 class ChatRequest(GenerationFields):
@@ -91,6 +148,16 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] = []
+    tool_choice: (
+        Annotated[
+            Annotated[Literal["none", "auto", "required"], Tag("<str>")] | Annotated[NamedToolChoice, Tag("<object>")],
+            Discriminator(_str_or_object),
+        ]
+        | None
+    ) = None
+    parallel_tool_calls: bool = True
     safety_identifier: str | None = None  # accepted, not used
     prompt_cache_key: str | None = None  # accepted, not used: prefixes are found by content
 
@@ -112,10 +179,6 @@ class DetokenizeRequest(_Strict):
 # OpenAI's fields that are not offered → values that ask for nothing. `null` is always one.
 REFUSED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {"suffix": ("",)}
 REFUSED_IN_CHAT: dict[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -134,8 +197,6 @@ REFUSED_IN_CHAT: dict[str, tuple[Any, ...]] = {
     "chat_template_kwargs": ({},),
 }
 _REFUSED_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
-    "tool_calls": ([],),
-    "tool_call_id": (),
     "function_call": (),
     "audio": (),
     "annotations": ([],),

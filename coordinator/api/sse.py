@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from coordinator.api.answer import AnswerFormat, json_bytes, timeline_entry
-from coordinator.api.errors import ApiError, error_object, error_response
+from coordinator.api.errors import ApiError, deadline_exceeded, error_object, error_response
 from coordinator.api.running import RunningChoice, RunningRequest, unexpected
 from coordinator.choice_stream import Delta
 
@@ -41,7 +41,9 @@ class EventStream(Response):
         keepalive_s: float | None,
         write_timeout_s: float,
         at_end: Callable[[], None],
+        deadline_s: float | None = None,
     ) -> None:
+        """`deadline_s`: the loop's time at which the stream ends with an error."""
         super().__init__()
         self._running = running
         self._answer = answer
@@ -49,6 +51,7 @@ class EventStream(Response):
         self._keepalive_s = keepalive_s
         self._write_timeout_s = write_timeout_s
         self._at_end = at_end
+        self._deadline_s = deadline_s
         self._queue: asyncio.Queue[_Item | None] = asyncio.Queue()  # None: a keep-alive is due
         self._opened: set[int] = set()
         self._num_finished = 0
@@ -118,6 +121,12 @@ class EventStream(Response):
                     self._silent_since_s = now_s()
                     self._queue.put_nowait(None)
                 due_s = min(due_s, self._silent_since_s + self._keepalive_s)
+            if self._deadline_s is not None:
+                if now_s() >= self._deadline_s:
+                    self._deadline_s = None
+                    self._queue.put_nowait(deadline_exceeded())
+                else:
+                    due_s = min(due_s, self._deadline_s)
             await asyncio.sleep(max(due_s - now_s(), 0.001))
 
     async def _next_items(self) -> list[_Item]:
@@ -136,7 +145,9 @@ class EventStream(Response):
             index = choice.planned.index
             if index not in self._opened:
                 self._opened.add(index)
-                events.append(self._answer.opening(index))
+                events.append(self._answer.opening(index, delta.prompt))
+            if not delta.has_output:
+                continue  # it only brought what the opening shows
             timelines = None
             if delta.finish is not None:
                 self._num_finished += 1

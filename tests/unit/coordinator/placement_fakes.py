@@ -37,6 +37,7 @@ from wire.kv_layout import PROTOCOL_VERSION, Fingerprint
 from wire.sequence import FinishReason, SampledToken, SamplingParams, SequenceSpec, StopRules
 
 BLOCK_SIZE = 16
+LENGTH = FinishReason.LENGTH
 
 
 def worker_info(name: str, role: Role, incarnation: str | None = None, **changes: object) -> WorkerInfo:
@@ -64,6 +65,11 @@ def spec(num_prompt: int = 8, max_tokens: int = 6, resumed: tuple[int, ...] = ()
 def token_at(index: int) -> SampledToken:
     """Every fake worker draws the same token at the same place, as real ones do for one seed."""
     return SampledToken(1000 + index)
+
+
+def token_ids(count: int) -> list[int]:
+    """Of the first `count` tokens that a sequence gets."""
+    return [token_at(index).token_id for index in range(count)]
 
 
 def ticket(handoff: HandoffId, decode: str, skip_tokens: int = 0) -> HandoffTicket:
@@ -138,7 +144,7 @@ class FakeWorker:
 
     def rest_of(self, of: SequenceSpec, start: int) -> TokenBatch:
         self.holds.discard(of.request_id)
-        return TokenBatch((delta(of.request_id, start, of.stop.max_tokens, FinishReason.LENGTH, stages=True),))
+        return TokenBatch((delta(of.request_id, start, of.stop.max_tokens, LENGTH, stages=True),))
 
     def serve_prefill(self, *decode: FakeWorker) -> None:
         """Draw the first token at once; the hand-off makes D go on."""
@@ -149,7 +155,7 @@ class FakeWorker:
             of, index = message.spec, len(message.spec.resumed)
             self.holds.discard(of.request_id)
             if message.ticket is None:
-                return [first_token(of.request_id, index, FinishReason.LENGTH)]
+                return [first_token(of.request_id, index, LENGTH)]
             peer = peers[message.ticket.decode_incarnation]
             self._tasks.append(asyncio.create_task(peer.send(peer.rest_of(of, index + 1))))
             return [first_token(of.request_id, index)]

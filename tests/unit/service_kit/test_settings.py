@@ -127,7 +127,10 @@ def test_a_wrong_file_stops_the_start_with_the_name(tmp_path: Path, text: str, k
 
 def test_other_processes_settings_are_theirs_to_judge(tmp_path: Path) -> None:
     toml = write(tmp_path / "c.toml", "[coordinator]\nport = 1\n[up]\nanything = 2\n")
-    assert load({"KVRELAY_COORDINATOR_PORT": "1", "KVRELAY_CACHE": "/c", "OTHER": "x"}, toml) == Sample()
+    assert (
+        load({"KVRELAY_COORDINATOR_PORT": "1", "KVRELAY_CACHE": "/c", "KVRELAY_API_KEY": "k", "OTHER": "x"}, toml)
+        == Sample()
+    )
     with pytest.raises(SettingsError):
         load({"KVRELAY_PORT": "1"})
     known = variable_names(CoordinatorSettings)
@@ -148,7 +151,7 @@ def test_settings_survive_the_way_into_another_process() -> None:
 
 
 def test_a_child_inherits_no_setting() -> None:
-    environ = {"PATH": "/bin", "KVRELAY_COUNT": "1", "KVRELAY_CONFIG": "x", "KVRELAY_CACHE": "/c"}
+    environ = {"PATH": "/bin", "KVRELAY_COUNT": "1", "KVRELAY_CONFIG": "x", "KVRELAY_CACHE": "/c", "KVRELAY_API_KEY": "k"}
     assert without_settings(environ) == {"PATH": "/bin", "KVRELAY_CACHE": "/c"}
 
 
@@ -175,11 +178,20 @@ def test_every_process_settings_load_describe_themselves_and_travel(
 
 
 def test_checks_that_a_struct_makes_itself_name_the_setting() -> None:
-    for overrides, key in [({"cpus": "x"}, "cpus"), ({"listen": "tcp://1.2.3.4:5"}, "listen")]:
+    wrong = [("cpus", "x"), ("listen", "tcp://1.2.3.4:5"), ("transport", "auto,zmq"), ("transport", "zmq,zmq")]
+    for key, text in wrong:
         with pytest.raises(SettingsError) as caught:
-            load_settings(DecodeSettings, "decode", overrides=overrides, environ={})
+            load_settings(DecodeSettings, "decode", overrides={key: text}, environ={})
         assert caught.value.key == key
         assert f"--{key}" in caught.value.source
+
+
+@pytest.mark.parametrize(
+    ("text", "order"), [("auto", ("shm", "zmq")), ("zmq, shm", ("zmq", "shm")), ("zmq", ("zmq",)), ("", ("shm", "zmq"))]
+)
+def test_the_order_of_transports(text: str, order: tuple[str, ...]) -> None:
+    settings = load_settings(DecodeSettings, "decode", overrides={}, environ={"KVRELAY_TRANSPORT": text})
+    assert settings.worker.transport_order == order
 
 
 @pytest.mark.parametrize(("text", "size"), [("1", 1), ("2kb", 2000), ("2KiB", 2048), ("1.5 GB", 15 * 10**8), (7, 7)])

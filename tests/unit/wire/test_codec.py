@@ -45,7 +45,12 @@ def test_unknown_fields_and_wrong_types_are_refused() -> None:
     to_decode = codec.to_decode_codec()
     fields = {"type": "handoff-open", "handoff_id": "h", "request_id": "r", "window_key": 1}
     assert to_decode.decode(msgspec.msgpack.encode(fields)) == HandoffOpen(HandoffId("h"), RequestId("r"), 1)
-    for wrong in ({**fields, "extra": 1}, {**fields, "window_key": "1"}, {**fields, "type": "nope"}, {"type": "handoff-open"}):
+    for wrong in (
+        {**fields, "extra": 1},
+        {**fields, "window_key": "1"},
+        {**fields, "type": "nope"},
+        {"type": "handoff-open"},
+    ):
         with pytest.raises(DecodeError):
             to_decode.decode(msgspec.msgpack.encode(wrong))
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from coordinator.generation import Generation, GenerationError, Placement, Policy, Timeline, Tokens
-from wire.sequence import SampledToken, SequenceSpec, finish_reason_after
+from wire.sequence import FinishReason, SampledToken, SequenceSpec, finish_reason_after
 
 TokenSource = Callable[[SequenceSpec, int], int]  # (spec, output index) → token id
 
@@ -29,6 +29,7 @@ def says(*ids: int) -> TokenSource:
 class ScriptedGenerator:
     source: TokenSource = biased_or_seeded
     tokens_per_item: int = 1
+    logprob: Callable[[int], float] = lambda token_id: -0.25
     fail_at: int | None = None  # output index at which the generation fails
     failure: Exception = field(default_factory=lambda: GenerationError(502, "server_error", "worker_lost", "decode-0 died"))
     refuse: Callable[[SequenceSpec, int], Exception | None] = lambda spec, number: None  # number: of the submit call
@@ -84,6 +85,11 @@ class ScriptedGeneration:
     async def __aiter__(self) -> AsyncIterator[Tokens]:
         item: list[SampledToken] = []
         index = 0
+        prompt = prompt_logprobs(self.spec)
+        if self.spec.stop.max_tokens == 0:
+            self.over = True
+            yield Tokens((), FinishReason.LENGTH, prompt)
+            return
         while not self.cancelled:
             event = self._script.gate(self.spec, index)
             if event is not None:
@@ -93,21 +99,27 @@ class ScriptedGeneration:
                 self.over = True
                 raise self._script.failure
             token_id = self._script.source(self.spec, index)
-            item.append(sampled(token_id, self.spec.sampling.num_logprobs))
+            item.append(sampled(token_id, self.spec.sampling.num_logprobs, self._script.logprob(token_id)))
             index += 1
             self.num_produced = index
             finish = finish_reason_after(self.spec.stop, index, token_id, room=1 << 30)
             if finish is not None:
                 self.over = True
             if finish is not None or len(item) == self._script.tokens_per_item:
-                yield Tokens(tuple(item), finish)
-                item = []
+                yield Tokens(tuple(item), finish, prompt)
+                item, prompt = [], ()
             if finish is not None:
                 return
 
 
-def sampled(token_id: int, num_logprobs: int | None) -> SampledToken:
+def prompt_logprobs(spec: SequenceSpec) -> tuple[SampledToken, ...]:
+    if spec.prompt_logprobs is None:
+        return ()
+    return (SampledToken(spec.prompt[0]), *(sampled(token_id, spec.prompt_logprobs) for token_id in spec.prompt[1:]))
+
+
+def sampled(token_id: int, num_logprobs: int | None, logprob: float = -0.25) -> SampledToken:
     if num_logprobs is None:
         return SampledToken(token_id)
     best = [token_id, *range(33 + 30, 33 + 60)]
-    return SampledToken(token_id, -0.25, tuple((other, -0.25 - rank) for rank, other in enumerate(best[:num_logprobs])))
+    return SampledToken(token_id, logprob, tuple((other, logprob - rank) for rank, other in enumerate(best[:num_logprobs])))

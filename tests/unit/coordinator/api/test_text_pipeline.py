@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_generator import sampled
-from tiny_model import EOS, MAX_MODEL_LEN, write_model
+from tiny_model import EOS, MAX_MODEL_LEN, ids_of, write_model
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -26,10 +26,6 @@ def pieces(text: TextModel, ids: list[int]) -> list[str]:
 
 def stream(text: TextModel, *stops: str, include: bool = False, logprobs: bool = False) -> ChoiceStream:
     return ChoiceStream(Detokenizer(text.tokenizer.token_bytes, text.tokenizer.special_ids), stops, include, logprobs)
-
-
-def ids_of(text: TextModel, what: str) -> list[int]:
-    return list(text.tokenizer.encode(what, add_special_tokens=False))
 
 
 @pytest.mark.parametrize("char", ["😀", "🫠", "龜", "𝄞", "é", "👩‍💻", "🇺🇸"])

@@ -8,6 +8,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from coordinator.text_model import TextModel
+
 SENTENCES = ["the quick brown fox jumps over the lazy dog", "a a a a a stop STOP END", "prefill and decode are two phases"]
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
@@ -17,7 +19,13 @@ EOS = 2
 MAX_MODEL_LEN = 256
 
 
-def write_model(directory: Path, template: str | None = TEMPLATE, eos_ids: Any = EOS, **tokenizer_config: Any) -> Path:
+def write_model(
+    directory: Path,
+    template: str | None = TEMPLATE,
+    eos_ids: Any = EOS,
+    max_model_len: int = MAX_MODEL_LEN,
+    **tokenizer_config: Any,
+) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -36,7 +44,11 @@ def write_model(directory: Path, template: str | None = TEMPLATE, eos_ids: Any =
     # Two ids more than tokens: a padded vocabulary.
     vocab_size = backend.get_vocab_size() + 2
     (directory / "config.json").write_text(
-        json.dumps({"vocab_size": vocab_size, "max_position_embeddings": MAX_MODEL_LEN, "eos_token_id": EOS}), "utf-8"
+        json.dumps({"vocab_size": vocab_size, "max_position_embeddings": max_model_len, "eos_token_id": EOS}), "utf-8"
     )
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": eos_ids}), "utf-8")
     return directory
+
+
+def ids_of(text: TextModel, what: str) -> list[int]:
+    return list(text.tokenizer.encode(what, add_special_tokens=False))
