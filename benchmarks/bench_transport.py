@@ -266,7 +266,7 @@ async def _run(arguments: argparse.Namespace) -> list[Row]:
     for start in range(0, region_bytes, MIB):
         source.view[start : start + MIB] = block[: region_bytes - start]
         target.view[start : start + MIB] = bytes(min(MIB, region_bytes - start))
-    options = TransportOptions()
+    options = TransportOptions(liveness_s=60.0)  # the blocking sockets hold the loop for seconds
     transports = {scheme: create_transport(scheme, options) for scheme in available_schemes() if scheme != "inproc"}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.transport_receiver", folder, str(region_bytes), str(cores[-1])]

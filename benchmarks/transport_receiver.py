@@ -124,7 +124,7 @@ async def serve_channel(channel: Channel, region: Region) -> None:
 
 async def main(folder: str, region_bytes: int, core: int) -> None:
     os.sched_setaffinity(0, {core})
-    options = TransportOptions()
+    options = TransportOptions(liveness_s=60.0)
     transports = {scheme: create_transport(scheme, options) for scheme in available_schemes() if scheme != "inproc"}
     owner = transports["shm"].create_region(region_bytes)
     page = bytes(1 << 20)

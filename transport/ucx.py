@@ -21,6 +21,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -30,13 +31,8 @@ _SPIN_S = 0.0005
 _TURN_S = 0.001  # how long one turn of the loop may make progress before others run
 _CLOSE_PERIOD_NS = 10_000_000
 _CLOSE_STEPS = 1000
-_CONFIG = {
-    # UCX's own 8 KiB segments cost a system call each.
-    "TCP_TX_SEG_SIZE": "256K",
-    "TCP_RX_SEG_SIZE": "256K",
-    "TCP_SNDBUF": "4M",
-    "TCP_RCVBUF": "4M",
-}
+_SEGMENT_BYTES = 256 << 10  # UCX's own of 8 KiB cost a system call each
+_SOCKET_BUFFER_BYTES = 4 << 20
 
 Done = Callable[[str | None], None]
 """Called once when a request has ended; with what went wrong, or None."""
@@ -44,6 +40,19 @@ Done = Callable[[str | None], None]
 
 def is_installed() -> bool:
     return importlib.util.find_spec("ucxx") is not None
+
+
+def _config() -> dict[str, str]:
+    """What makes UCX's TCP three times as fast. Socket buffers stay the kernel's where it would not grant as much."""
+    config = {"TCP_TX_SEG_SIZE": str(_SEGMENT_BYTES), "TCP_RX_SEG_SIZE": str(_SEGMENT_BYTES)}
+    for key, limit in (("TCP_SNDBUF", "wmem_max"), ("TCP_RCVBUF", "rmem_max")):
+        try:
+            granted = int(Path(f"/proc/sys/net/core/{limit}").read_text())
+        except (OSError, ValueError):
+            continue
+        if granted >= _SOCKET_BUFFER_BYTES:
+            config[key] = str(_SOCKET_BUFFER_BYTES)
+    return {key: value for key, value in config.items() if f"UCX_{key}" not in os.environ}
 
 
 def _load() -> tuple[ModuleType, type[Any]]:
@@ -73,11 +82,16 @@ class UcxContext:
         self.handle: Any
         self._lanes: set[Lane] = set()
         self._empty: asyncio.Event | None = None
-        config = {key: value for key, value in _CONFIG.items() if f"UCX_{key}" not in os.environ}
         try:
-            self.handle = self.api.UCXContext(config, (self.api.Feature.TAG, self.api.Feature.WAKEUP))
+            self.handle = self.api.UCXContext(_config(), (self.api.Feature.TAG, self.api.Feature.WAKEUP))
         except self.api.UCXError as error:
             raise TransportError(f"UCX does not start: {error}") from error
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Two of the same understand each other."""
+        major, minor, *_ = self.api.get_ucx_version()
+        return int(major), int(minor)
 
     def track(self, lane: Lane) -> Callable[[], None]:
         """Keeps a lane in mind until what is returned is called."""

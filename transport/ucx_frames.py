@@ -1,6 +1,6 @@
 """What the two ends of a UCX lane tell each other, as asides on their channel.
 
-    writer   OPEN (lane, address)                             owner   OPENED (lane, address), or why not
+    writer   OPEN (lane, region, address)                     owner   OPENED (lane, address), or why not
     writer   PUT (id, lane, region, key, pieces)              owner   GRANT (id, how many more pieces it has posted), …
     writer   sends the pieces that were granted, by UCX       owner   DONE (id): in place, refused, or to be tried again
 
@@ -21,7 +21,8 @@ MAX_PIECES = 1 << 18
 MAX_ADDRESS_BYTES = 64 << 10
 
 _KIND = struct.Struct("<B")
-_LANE = struct.Struct("<I")
+_LANE = struct.Struct("<IHH")  # number, and UCX's version
+_OPEN = struct.Struct(f"<IHH{REGION_ID_BYTES}s")
 _PUT = struct.Struct(f"<QI{REGION_ID_BYTES}sQI")
 _PIECE = struct.Struct("<QQ")
 _GRANT = struct.Struct("<QI")
@@ -35,9 +36,17 @@ class Outcome(IntEnum):
     """The owner closed the lane under this put, for the sake of another's window."""
 
 
+Version = tuple[int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Open:
+    """`region_id`, which is secret, shows that the writer was given a region's descriptor: UCX parses addresses carelessly
+    (a damaged one aborts the process), so it gets none from strangers, nor from another version of itself."""
+
     lane: int
+    version: Version
+    region_id: bytes
     address: bytes
 
 
@@ -46,6 +55,7 @@ class Opened:
     """`address` is empty when the owner could not open the lane; `reason` says why."""
 
     lane: int
+    version: Version
     address: bytes
     reason: str = ""
 
@@ -78,10 +88,10 @@ Aside = Open | Opened | Put | Grant | Done
 def encode_aside(aside: Aside) -> bytes:
     match aside:
         case Open():
-            return _KIND.pack(1) + _LANE.pack(aside.lane) + aside.address
+            return _KIND.pack(1) + _OPEN.pack(aside.lane, *aside.version, aside.region_id) + aside.address
         case Opened():
             rest = aside.address or aside.reason.encode()[:MAX_REASON_BYTES]
-            return _KIND.pack(2) + _LANE.pack(aside.lane) + _KIND.pack(bool(aside.address)) + rest
+            return _KIND.pack(2) + _LANE.pack(aside.lane, *aside.version) + _KIND.pack(bool(aside.address)) + rest
         case Put():
             head = _PUT.pack(aside.put_id, aside.lane, aside.region_id, aside.key, len(aside.pieces))
             return b"".join((_KIND.pack(3), head, *(_PIECE.pack(p.offset, p.nbytes) for p in aside.pieces)))
@@ -102,7 +112,8 @@ def decode_aside(payload: memoryview) -> Aside:
     try:
         match kind:
             case 1:
-                return Open(_LANE.unpack_from(body)[0], _address(body[_LANE.size :]))
+                lane, major, minor, region_id = _OPEN.unpack_from(body)
+                return Open(lane, (major, minor), region_id, _address(body[_OPEN.size :]))
             case 2:
                 return _decode_opened(body)
             case 3:
@@ -118,10 +129,10 @@ def decode_aside(payload: memoryview) -> Aside:
 
 
 def _decode_opened(body: memoryview) -> Opened:
-    (lane,) = _LANE.unpack_from(body)
+    lane, major, minor = _LANE.unpack_from(body)
     (works,) = _KIND.unpack_from(body, _LANE.size)
     rest = body[_LANE.size + _KIND.size :]
-    return Opened(lane, _address(rest)) if works else Opened(lane, b"", _text(rest))
+    return Opened(lane, (major, minor), _address(rest)) if works else Opened(lane, (major, minor), b"", _text(rest))
 
 
 def _decode_put(body: memoryview) -> Put:

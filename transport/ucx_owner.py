@@ -49,13 +49,18 @@ class UcxOwner:
         """A new lane; the former one, which the writer has given up, is closed."""
         self._close_lane("the writer opened another lane")
         self._lane_number = wanted.lane
+        version = self._context.version
         try:
+            if self._find_region(wanted.region_id) is None:
+                raise TransportError("no such region")
+            if wanted.version != version:
+                raise TransportError(f"UCX {version} there, {wanted.version} here")
             self._lane = Lane(self._context, self._broken)
             self._lane.connect(wanted.address)
-            answer = Opened(wanted.lane, self._lane.address)
+            answer = Opened(wanted.lane, version, self._lane.address)
         except TransportError as error:
             self._close_lane(str(error))
-            answer = Opened(wanted.lane, b"", str(error))
+            answer = Opened(wanted.lane, version, b"", str(error))
         self._channel.tell_aside(encode_aside(answer))
 
     def put(self, put: Put) -> None:

@@ -68,7 +68,7 @@ class UcxRegions:
         if not await channel.find_remote(name):
             raise TransportError("the peer has no such region")
         writer = self._ends[channel].writer
-        await writer.open()
+        await writer.open(name)
         return UcxRemoteRegion(channel, name, writer)
 
     def close(self) -> None:

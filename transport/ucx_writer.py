@@ -57,14 +57,14 @@ class UcxWriter:
 
     # What the application asks for
 
-    async def open(self) -> None:
+    async def open(self, name: RegionName) -> None:
         """
         Raises:
             TransportError: UCX does not reach the owner.
         """
         async with self._channel.put_turn:
             try:
-                await self._need_lane()
+                await self._need_lane(name)
             except asyncio.CancelledError:
                 self._drop_lane()
                 raise
@@ -83,7 +83,7 @@ class UcxWriter:
             async with self._channel.put_turn:
                 self._channel.check_open()
                 try:
-                    await self._need_lane()
+                    await self._need_lane(name)
                 except asyncio.CancelledError:
                     self._channel.fail("a put was cancelled")
                     raise
@@ -157,13 +157,13 @@ class UcxWriter:
 
     # The lane
 
-    async def _need_lane(self) -> None:
+    async def _need_lane(self, name: RegionName) -> None:
         if self._lane is not None:
             return
         self._lane_number += 1
         lane = self._lane = Lane(self._context, self._broken)
         self._answer = asyncio.get_running_loop().create_future()
-        self._channel.tell_aside(encode_aside(Open(self._lane_number, lane.address)))
+        self._channel.tell_aside(encode_aside(Open(self._lane_number, self._context.version, name.region_id, lane.address)))
         opened = await self._answer
         self._answer = None
         if opened is None or self._ended:
@@ -172,6 +172,8 @@ class UcxWriter:
         try:
             if not opened.address:
                 raise TransportError(f"the owner opened no lane: {opened.reason}")
+            if opened.version != self._context.version:
+                raise TransportError(f"UCX {opened.version} there, {self._context.version} here")
             lane.connect(opened.address)
         except TransportError:
             self._drop_lane()

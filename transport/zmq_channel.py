@@ -48,8 +48,8 @@ from transport.zmq_placement import MAX_PUT_RANGES, FindRegion, Placer, put_fram
 from transport.zmq_sockets import Link, LinkLost, Part
 
 PIECE_BYTES = 4 << 20
-"""Largest part of a put in one item: the owner's loop copies it in less than a millisecond. Smaller ones cost more than they
-gain (measured: each item costs about 80 µs of CPU on both sides, most of it for waking ZeroMQ's thread)."""
+"""Largest part of a put in one item: the owner's loop copies it in a millisecond. An item costs about 80 µs of CPU on both
+sides, most of it for waking ZeroMQ's thread."""
 _GRANT_DELAY_S = 0.002
 _ABORT_LINGER_MS = 200
 
@@ -179,12 +179,7 @@ class ZmqChannel(Channel):
 
     def fail_later(self, reason: str, still_wanted: Callable[[], bool]) -> None:
         """Fails in `liveness_s`, unless that is of no use any more."""
-
-        def look() -> None:
-            if still_wanted():
-                self.fail(reason)
-
-        self._loop.call_later(self.liveness_s, look)
+        self._loop.call_later(self.liveness_s, lambda: self.fail(reason) if still_wanted() else None)
 
     def tell_aside(self, payload: bytes) -> None:
         """Nothing is sent when the channel has ended: its fences have run, or do so at once."""

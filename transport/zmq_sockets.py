@@ -27,6 +27,7 @@ from transport.options import MAX_HEADER_BYTES, TransportOptions
 
 _TURN_S = 0.001  # how long one turn of the loop may take frames before others run
 _LARGE_BYTES = 64 << 10  # pyzmq's own border between copying and lending a buffer
+_IPC_BUFFER_BYTES = 4 << 20
 _UNCREDITED_MESSAGES = 4096  # pulses, answers and questions, which take no credit
 
 Part = bytes | memoryview
@@ -156,13 +157,14 @@ class RouterLink:
         self._on_close(self._routing_id)
 
 
-def make_dealer(context: zmq.Context[zmq.Socket[bytes]], options: TransportOptions, encrypted: bool) -> zmq.Socket[bytes]:
+def make_dealer(context: zmq.Context[zmq.Socket[bytes]], options: TransportOptions, on_tcp: bool) -> zmq.Socket[bytes]:
+    """Encrypted on TCP, where options have the server's key."""
     socket = context.socket(zmq.DEALER)
-    _configure(socket, options)
+    _configure(socket, options, on_tcp)
     socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing queues for a connection that is not there: sending fails instead
     socket.setsockopt(zmq.RECONNECT_IVL, 20)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-    if encrypted and options.curve_server_public is not None:
+    if on_tcp and options.curve_server_public is not None:
         public, secret = zmq.curve_keypair()
         socket.setsockopt(zmq.CURVE_SERVERKEY, options.curve_server_public)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
@@ -170,11 +172,12 @@ def make_dealer(context: zmq.Context[zmq.Socket[bytes]], options: TransportOptio
     return socket
 
 
-def make_router(context: zmq.Context[zmq.Socket[bytes]], options: TransportOptions, encrypted: bool) -> zmq.Socket[bytes]:
+def make_router(context: zmq.Context[zmq.Socket[bytes]], options: TransportOptions, on_tcp: bool) -> zmq.Socket[bytes]:
+    """Demands CURVE on TCP, where options have the key."""
     socket = context.socket(zmq.ROUTER)
-    _configure(socket, options)
+    _configure(socket, options, on_tcp)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a peer that has gone is an error
-    if encrypted and options.curve_server_secret is not None:
+    if on_tcp and options.curve_server_secret is not None:
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, zmq.curve_public(options.curve_server_secret))
         socket.setsockopt(zmq.CURVE_SECRETKEY, options.curve_server_secret)
@@ -185,19 +188,23 @@ def is_address_in_use(error: zmq.ZMQError) -> bool:
     return error.errno == errno.EADDRINUSE
 
 
-def _configure(socket: zmq.Socket[bytes], options: TransportOptions) -> None:
+def _configure(socket: zmq.Socket[bytes], options: TransportOptions, on_tcp: bool) -> None:
     socket.setsockopt(zmq.LINGER, 0)
-    import os
-
-    if os.environ.get("ZB"):
-        socket.setsockopt(zmq.SNDBUF, int(os.environ["ZB"]) << 10)
-        socket.setsockopt(zmq.RCVBUF, int(os.environ["ZB"]) << 10)
+    if on_tcp:
+        _watch_network(socket, options)
+    else:
+        # More bytes a system call. (On TCP the kernel finds better sizes by itself.)
+        socket.setsockopt(zmq.SNDBUF, _IPC_BUFFER_BYTES)
+        socket.setsockopt(zmq.RCVBUF, _IPC_BUFFER_BYTES)
     socket.setsockopt(zmq.SNDHWM, 0)  # credits bound what is sent; a full ROUTER would drop silently
     # Honest peers stay below it: their credit ends first. Flooding ones wait in the network.
     socket.setsockopt(zmq.RCVHWM, _UNCREDITED_MESSAGES + options.max_in_flight_bytes // ITEM_OVERHEAD_BYTES)
     largest = max(options.max_message_bytes, MAX_HEADER_BYTES, SLICE_BYTES) + MAX_HEADER_BYTES
     socket.setsockopt(zmq.MAXMSGSIZE, largest)  # ZeroMQ drops a peer that announces more, before it takes memory
-    # The kernel ends connections whose network is gone, and ZeroMQ then frees what it holds for them.
+
+
+def _watch_network(socket: zmq.Socket[bytes], options: TransportOptions) -> None:
+    """The kernel ends connections whose network is gone, and ZeroMQ then frees what it holds for them."""
     liveness_ms = max(1, int(options.liveness_s * 1000))
     socket.setsockopt(zmq.TCP_MAXRT, liveness_ms)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)

@@ -45,7 +45,7 @@ class ZmqTransport(Transport):
     async def listen(self, address: str, on_channel: OnChannel) -> Listener:
         self._check_open()
         wanted = parse_address(address)
-        socket = make_router(self._context, self._options, encrypted=isinstance(wanted, TcpAddress))
+        socket = make_router(self._context, self._options, on_tcp=isinstance(wanted, TcpAddress))
         try:
             bound = await self._bind_tcp(socket, wanted) if isinstance(wanted, TcpAddress) else _bind_ipc(socket, wanted)
         except BaseException:
@@ -71,7 +71,7 @@ class ZmqTransport(Transport):
         async def open_socket() -> zmq.Socket[bytes]:
             target = await resolve(wanted) if isinstance(wanted, TcpAddress) else wanted
             self._check_open()
-            socket = make_dealer(self._context, self._options, encrypted=isinstance(wanted, TcpAddress))
+            socket = make_dealer(self._context, self._options, on_tcp=isinstance(wanted, TcpAddress))
             _connect(socket, target)
             return socket
 

@@ -63,7 +63,7 @@ async def test_malformed_addresses(world: World, address: str) -> None:
 
 
 async def test_an_address_in_use(world: World) -> None:
-    listener, _ = await world.listener()
+    listener = await world.far.listen(world.address(), fill)
     assert not listener.address.endswith(":0")
     for transport in (world.near, world.far):
         with pytest.raises(AddressError):
