@@ -24,7 +24,8 @@ from wire.control import Endpoint, Role
 
 log = logging.getLogger(__name__)
 
-DEFAULT_LISTEN = "tcp://127.0.0.1:0"
+DEFAULT_LISTEN = {"ucx": "ucx://127.0.0.1:0"}
+DEFAULT_LISTEN_ELSE = "tcp://127.0.0.1:0"
 
 
 def run(settings: DecodeSettings) -> int:
@@ -71,7 +72,9 @@ async def _listen(
         raise SettingsError("listen", "decode", f"{', '.join(sorted(unknown))}: not among the transports of this worker")
     endpoints: list[Endpoint] = []
     for scheme, transport in transports.items():
-        listener = await transport.listen(wanted.get(scheme, DEFAULT_LISTEN), partial(server.serve, scheme))
+        listener = await transport.listen(
+            wanted.get(scheme, DEFAULT_LISTEN.get(scheme, DEFAULT_LISTEN_ELSE)), partial(server.serve, scheme)
+        )
         stack.push_async_callback(listener.close)
         address = _advertised(listener.address, settings.advertise_host)
         log.info("taking hand-offs over %s at %s", scheme, address)
@@ -80,6 +83,7 @@ async def _listen(
 
 
 def _advertised(address: str, host: str) -> str:
-    if not host or not address.startswith("tcp://"):
+    scheme, separator, place = address.partition("://")
+    if not host or scheme not in ("tcp", "ucx"):
         return address
-    return f"tcp://{host}:{address.rpartition(':')[2]}"
+    return f"{scheme}{separator}{host}:{place.rpartition(':')[2]}"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from engine.build import engine_shape
 from prefill_service.decode_link import DecodeLink, LinkIdentity
+from service_kit.process_mark import OwnMark
 from service_kit.worker_settings import EngineSettings
 from transport.options import TransportOptions
 from transport.registry import create_transport
@@ -47,7 +48,7 @@ async def main(address: str, incarnation: str, token: str) -> str:
     transport = create_transport("zmq", TransportOptions())
     peer = DecodePeer(WorkerId("decode"), Incarnation(incarnation), (Endpoint("zmq", address),))
     fingerprint = engine_shape(EngineSettings(), MODEL).fingerprint
-    identity = LinkIdentity(WorkerId("rogue"), new_incarnation(), fingerprint, token)
+    identity = LinkIdentity(WorkerId("rogue"), new_incarnation(), fingerprint, OwnMark().mark, token)
     handler = Handler()
     linking = asyncio.create_task(DecodeLink(peer, identity, {"zmq": transport}, handler, time.monotonic).run())
     try:

@@ -17,12 +17,18 @@ from cluster_harness import Cluster, running_cluster
 from fake_reference import fake_model_dir, reference
 
 from coordinator.generation import GenerationError
+from transport.registry import available_schemes
 from wire.sequence import SamplingParams, StopRules
 
 BLOCK = 16
 CHUNK = 64
 NUM_BLOCKS = 256
-TRANSPORTS = ("zmq", "zmq-ipc", "shm")
+TRANSPORTS = (
+    "zmq",
+    "zmq-ipc",
+    "shm",
+    pytest.param("ucx", marks=pytest.mark.skipif("ucx" not in available_schemes(), reason="ucxx is not installed")),
+)
 FAKE = {"KVRELAY_RUNNER": "fake", "KVRELAY_BLOCK_SIZE": str(BLOCK), "KVRELAY_PREFILL_CHUNK": str(CHUNK)}
 
 
