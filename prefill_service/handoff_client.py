@@ -196,18 +196,19 @@ class HandoffClient:
         ticket = export.sender.ticket
         source = export.source[export.first_block + first : export.first_block + first + count]
         target = ticket.block_ids[first : first + count]
-        try:
-            hashes, _ = await asyncio.gather(
-                checksums_off_loop([self._block(block_id) for block_id in source]),
-                export.link.put(ticket.window_key, self._writes(source, target)),
-            )
-        except TransportError as error:
+        # Both have ended before anything is decided: D may reuse its blocks as soon as it hears that P gave up.
+        hashes, put_error = await asyncio.gather(
+            checksums_off_loop([self._block(block_id) for block_id in source]),
+            export.link.put(ticket.window_key, self._writes(source, target)),
+            return_exceptions=True,
+        )
+        error = put_error if isinstance(put_error, BaseException) else hashes
+        if isinstance(error, BaseException):
+            if not isinstance(error, TransportError):  # a fault of ours: the hand-off must end all the same
+                log.error("put of hand-off %s", ticket.handoff_id, exc_info=error)
             self._feed(export, PutFailed(f"put failed: {error or type(error).__name__}"))
             return
-        except Exception as error:  # a fault of ours: the hand-off must end all the same
-            log.exception("put of hand-off %s", ticket.handoff_id)
-            self._feed(export, PutFailed(f"put failed: {error!r}"))
-            return
+        assert not isinstance(hashes, BaseException)
         self.totals.nbytes += count * self._layout.block_bytes
         self._feed(export, PutDone(first, hashes))
 

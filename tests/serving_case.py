@@ -12,6 +12,7 @@ import httpx
 from http_cluster import HttpCluster
 
 C, CH = "/v1/completions", "/v1/chat/completions"
+LOGPROB_ROUNDING = 1e-5  # float32, logprobs of a few units
 LOGPROB_KEYS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
@@ -46,18 +47,18 @@ class Served:
         return whole
 
 
-def same(left: Any, right: Any) -> bool:
+def same(streamed: Any, whole: Any) -> bool:
     """Equal, but for rounding in logprobs: what came out of a prefix cache was summed in other chunks."""
-    match left, right:
-        case (None, dict() as empty) | (dict() as empty, None):
-            return not any(empty.values())  # a stream of no tokens has no chunk that could carry their logprobs
+    match streamed, whole:
+        case None, dict():
+            return not any(whole.values())  # no token, so no chunk that could carry logprobs (case B3)
         case float(), float():
-            return abs(left - right) < 1e-3
+            return abs(streamed - whole) <= LOGPROB_ROUNDING
         case dict(), dict():
-            return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+            return streamed.keys() == whole.keys() and all(same(streamed[key], whole[key]) for key in whole)
         case list(), list():
-            return len(left) == len(right) and all(same(one, other) for one, other in zip(left, right, strict=True))
-    return bool(left == right)
+            return len(streamed) == len(whole) and all(same(one, other) for one, other in zip(streamed, whole, strict=True))
+    return bool(streamed == whole)
 
 
 def body_of(path: str, body: dict[str, Any]) -> dict[str, Any]:
