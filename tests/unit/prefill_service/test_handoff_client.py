@@ -46,7 +46,7 @@ class Outcome:
 
 
 async def test_a_failing_checksum_waits_for_the_put(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1. A put is under way. 2. The checksums beside it fail. 3. D is told, and P gives the blocks back, only behind the put."""
+    """1. A put is under way. 2. The checksums beside it fail. 3. D is told and P frees its blocks only behind the put."""
 
     async def broken(blocks: Sequence[memoryview]) -> tuple[int, ...]:
         raise MemoryError("no checksum")
