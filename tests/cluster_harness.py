@@ -17,7 +17,7 @@ from pathlib import Path
 
 from coordinator.control_hub import ControlHub
 from coordinator.dispatcher import Dispatcher
-from coordinator.generation import Generation, Policy
+from coordinator.generation import Generation, Placement, Policy
 from coordinator.placement_settings import PlacementSettings
 from transport.base import Transport
 from transport.options import TransportOptions
@@ -46,9 +46,10 @@ class WorkerProcess:
         variables = {name: value for name, value in os.environ.items() if not name.startswith("KVRELAY_")}
         variables |= {"OMP_NUM_THREADS": "1", "KVRELAY_WORKER_ID": self.name, **self._environ}
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", f"{self.role}_service"], cwd=ROOT, env=variables, stdout=log, stderr=log
-            )
+            self.process = subprocess.Popen(self.command(), cwd=ROOT, env=variables, stdout=log, stderr=log)
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", f"{self.role}_service"]
 
     def send_signal(self, number: signal.Signals) -> None:
         assert self.process is not None
@@ -71,6 +72,7 @@ class Cluster:
         self.dispatcher = dispatcher
         self.workers = {worker.name: worker for worker in workers}
         self.model_dir = model_dir
+        self.fallbacks: list[Placement] = []  # of sequences that `generate` saw placed otherwise than asked
 
     async def submit(
         self,
@@ -94,7 +96,15 @@ class Cluster:
     async def generate(self, prompt: Sequence[int], **options: object) -> list[int]:
         """Output token ids of one sequence, to its end."""
         generation = await self.submit(prompt, **options)  # type: ignore[arg-type]
-        return [token.token_id async for batch in generation for token in batch.tokens]
+        tokens = [token.token_id async for batch in generation for token in batch.tokens]
+        placement = generation.placement
+        if placement is not None and placement.fallback is not None:
+            self.fallbacks.append(placement)
+        return tokens
+
+    def logs(self, characters: int = 3000) -> str:
+        """The end of every worker's log."""
+        return "\n".join(f"--- {worker.name}\n{worker.log()[-characters:]}" for worker in self.workers.values())
 
     def load(self, worker: str) -> WorkerLoad:
         (found,) = [row for row in self.dispatcher.cluster()["workers"] if row["id"] == worker and row["state"] == "ready"]  # type: ignore[attr-defined]
@@ -131,8 +141,7 @@ class Cluster:
         deadline = time.monotonic() + timeout_s
         while not condition():  # type: ignore[operator]
             if time.monotonic() > deadline:
-                logs = "\n".join(f"--- {worker.name}\n{worker.log()[-3000:]}" for worker in self.workers.values())
-                raise AssertionError(f"{describe()} after {timeout_s} s\n{logs}")  # type: ignore[operator]
+                raise AssertionError(f"{describe()} after {timeout_s} s\n{self.logs()}")  # type: ignore[operator]
             await asyncio.sleep(0.05)
 
 

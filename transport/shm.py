@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
-from enum import Enum, auto
 
 from transport.base import ByteRange, Region, RemoteRegion, Write
 from transport.buffers import PutPlan, copy, plan_put
@@ -21,7 +21,7 @@ from transport.memory import close_when_unused
 from transport.options import TransportOptions
 from transport.regions import LocalRegion
 from transport.shm_segment import Segment, SegmentName, map_segment, unlink_orphans
-from transport.shm_windows import CONTROL_BYTES, OwnerWindows, WriterWindows
+from transport.shm_windows import CONTROL_BYTES, OwnerWindows, TableBusy, WriterWindows
 from transport.zmq_channel import ZmqChannel
 from transport.zmq_transport import ZmqTransport
 
@@ -31,6 +31,8 @@ _INLINE_BYTES = 2 << 20  # below, handing the copy to a thread costs as much as 
 # Between slices a writer looks whether it may go on. A slice is long enough for the C library to write around the cache, as
 # it does above three quarters of it: twice as fast for bulk data. Most puts are shorter: a run of adjacent blocks.
 _SLICE_BYTES = 64 << 20
+_LOOK_AGAIN_S = 0.0005
+_PATIENCE_S = 2.0  # with an owner that lost its core while it changed its window table
 
 
 def encode_descriptor(name: SegmentName) -> bytes:
@@ -88,10 +90,8 @@ class ShmRegion(Region):
         self._forget(self)
 
 
-class _Copied(Enum):
-    ALL = auto()
-    WINDOW_CLOSED = auto()
-    CHANNEL_ENDED = auto()
+class _ChannelEnded(Exception):
+    """Nothing more is written."""
 
 
 class ShmRemoteRegion(RemoteRegion):
@@ -118,44 +118,67 @@ class ShmRemoteRegion(RemoteRegion):
             return
         async with self._channel.put_turn:
             self._channel.check_open()
-            copied = self._copy(key, plan) if plan.nbytes <= _INLINE_BYTES else await self._copy_in_thread(key, plan)
-            if copied is _Copied.WINDOW_CLOSED:
-                raise PlacementRefused("the window was closed during the put")
-            if copied is _Copied.CHANNEL_ENDED:
+            try:
+                await self._copy_anyhow(key, plan)
+            except TableBusy:
+                message = f"the owner's window table did not come to rest within {_PATIENCE_S:g} s"
+                raise PlacementRefused(message) from None
+            except _ChannelEnded:
                 self._channel.check_open()
-                raise ChannelClosed("the channel ended during the put")
+                raise ChannelClosed("the channel ended during the put") from None
 
-    async def _copy_in_thread(self, key: int, plan: PutPlan) -> _Copied:
-        copying = asyncio.get_running_loop().run_in_executor(None, self._copy, key, plan)
+    async def _copy_anyhow(self, key: int, plan: PutPlan) -> None:
+        if plan.nbytes <= _INLINE_BYTES:
+            try:
+                self._copy(key, plan, patience_s=0.0)
+                return
+            except TableBusy:
+                pass  # to be waited for, and that not on the loop; what was written is written again
+        await self._copy_in_thread(key, plan)
+
+    async def _copy_in_thread(self, key: int, plan: PutPlan) -> None:
+        copying = asyncio.get_running_loop().run_in_executor(None, self._copy, key, plan, _PATIENCE_S)
         try:
-            return await asyncio.shield(copying)
+            await asyncio.shield(copying)
         except asyncio.CancelledError:
             copying.add_done_callback(_consume)
             self._channel.fail("a put was cancelled")  # its fence waits for the slice in progress
             raise
 
-    def _copy(self, key: int, plan: PutPlan) -> _Copied:
-        """On the loop or in a worker thread. Looks at the window before each slice.
-
-        Raises:
-            PlacementRefused: before anything was written.
+    def _copy(self, key: int, plan: PutPlan, patience_s: float) -> None:
         """
+        Raises:
+            PlacementRefused: the window is not open (any more) for all of the put.
+            TableBusy: it could not be seen within `patience_s` whether it is.
+            _ChannelEnded: before the last slice.
+        """
+        give_up_at = time.monotonic() + patience_s
         sequence: int | None = None
         for offset, source in plan.sources:
             for start in range(0, len(source), _SLICE_BYTES):
                 part = source[start : start + _SLICE_BYTES]
-                with self._slice_lock:
-                    if self._stopped:
-                        return _Copied.CHANNEL_ENDED
-                    if sequence is None:
-                        sequence = self._windows.admit(key, plan.ranges)
-                    elif sequence != self._windows.sequence:
-                        try:
-                            sequence = self._windows.admit(key, plan.ranges)
-                        except PlacementRefused:
-                            return _Copied.WINDOW_CLOSED
-                    copy(self._memory[offset + start : offset + start + len(part)], part)
-        return _Copied.ALL
+                while True:
+                    try:
+                        sequence = self._copy_slice(key, plan, offset + start, part, sequence)
+                        break
+                    except TableBusy:
+                        if time.monotonic() >= give_up_at:
+                            raise
+                        time.sleep(_LOOK_AGAIN_S)
+
+    def _copy_slice(self, key: int, plan: PutPlan, offset: int, part: memoryview, sequence: int | None) -> int:
+        """Look at the window, unless the table is as it was at the slice before, whose number is `sequence`; then copy.
+
+        Returns:
+            The number under which the table was found open.
+        """
+        with self._slice_lock:
+            if self._stopped:
+                raise _ChannelEnded
+            if sequence is None or sequence != self._windows.sequence:
+                sequence = self._windows.admit(key, plan.ranges)
+            copy(self._memory[offset : offset + len(part)], part)
+            return sequence
 
     def _stop(self) -> None:
         """No byte is written after this. Waits for the slice in progress: milliseconds, where it is a long one."""
@@ -204,6 +227,6 @@ class ShmTransport(ZmqTransport):
         super().__init__(options, ShmRegions())
 
 
-def _consume(copying: asyncio.Future[_Copied]) -> None:
+def _consume(copying: asyncio.Future[None]) -> None:
     if not copying.cancelled():
         copying.exception()

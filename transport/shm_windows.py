@@ -27,8 +27,12 @@ SLOTS = 16384
 _HEADER_BYTES = 4096
 CONTROL_BYTES = _HEADER_BYTES + 3 * 8 * SLOTS  # a multiple of the page size
 _MAGIC = int.from_bytes(b"KVRSHM01", "little")
-_READ_ATTEMPTS = 1000
+_READ_ATTEMPTS = 100
 U64 = npt.NDArray[np.uint64]
+
+
+class TableBusy(Exception):
+    """Look again a little later."""
 
 
 class _ControlArea:
@@ -131,6 +135,8 @@ class WriterWindows:
 
         Raises:
             PlacementRefused: they do not, or no window is open under the key.
+            TableBusy: the owner is changing the table. It may have lost its core in the middle of that, for as long as the
+                scheduler likes: no ground for a refusal.
         """
         sequence, window = self._read(key)
         if not window.ranges:
@@ -151,4 +157,4 @@ class WriterWindows:
             offsets, sizes = area.offsets[slots].tolist(), area.nbytes[slots].tolist()
             if self.sequence == before:
                 return before, Window([ByteRange(o, n) for o, n in sorted(zip(offsets, sizes, strict=True))])
-        raise PlacementRefused("the owner's window table does not come to rest")
+        raise TableBusy("the owner is changing its window table")

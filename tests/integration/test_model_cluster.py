@@ -134,6 +134,7 @@ async def test_default_model_in_float32_equals_generate(
         else:
             await same_together(cluster, default_cases, at_once=16)
         await cluster.assert_empty()
+        assert not cluster.fallbacks, f"{cluster.fallbacks}\n{cluster.logs()}"
         assert cluster.load("decode-0").prefill_tokens == 0
         colocated = [
             await cluster.generate(case.prompt, max_tokens=NUM_TOKENS, policy="never") for case in default_cases[:40]
