@@ -30,13 +30,18 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks.transport_receiver import BLOCK_BYTES, Addresses, SocketSender, block_ranges, connect_address
+from benchmarks.transport_receiver import (
+    BLOCK_BYTES,
+    Addresses,
+    SocketSender,
+    block_ranges,
+    connect_address,
+    every_transport,
+)
 from service_kit.checksums import checksums, checksums_off_loop
 from transport.base import Channel, RemoteRegion, Transport, Write
 from transport.buffers import copy
 from transport.memory import AnonymousMemory
-from transport.options import TransportOptions
-from transport.registry import available_schemes, create_transport
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 KEY = 1
@@ -266,10 +271,10 @@ async def _run(arguments: argparse.Namespace) -> list[Row]:
     for start in range(0, region_bytes, MIB):
         source.view[start : start + MIB] = block[: region_bytes - start]
         target.view[start : start + MIB] = bytes(min(MIB, region_bytes - start))
-    options = TransportOptions(liveness_s=60.0)  # the blocking sockets hold the loop for seconds
-    transports = {scheme: create_transport(scheme, options) for scheme in available_schemes() if scheme != "inproc"}
+    transports = every_transport()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "benchmarks.transport_receiver", folder, str(region_bytes), str(cores[-1])]
+        command = [sys.executable, "-m", "benchmarks.transport_receiver", folder]
+        command += [str(region_bytes), str(cores[-1]), str(os.getpid())]
         child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220  nothing else runs yet
         try:
             assert child.stdout is not None

@@ -11,12 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import uvloop
 
 from service_kit.checksums import checksums, checksums_off_loop
+from service_kit.parent import end_with_parent
 from transport.base import ByteRange, Channel, Region, Transport
+from transport.curve import keys_of
 from transport.options import TransportOptions
 from transport.registry import available_schemes, create_transport
 
@@ -122,10 +124,19 @@ async def serve_channel(channel: Channel, region: Region) -> None:
             await channel.send(b"intact" if list(found) == asked["sums"] else b"changed")
 
 
-async def main(folder: str, region_bytes: int, core: int) -> None:
-    os.sched_setaffinity(0, {core})
-    options = TransportOptions(liveness_s=60.0)
+def every_transport() -> dict[str, Transport]:
+    """By scheme; `curve` is zmq, encrypted."""
+    options = TransportOptions(liveness_s=60.0)  # the blocking sockets hold the loop for seconds
     transports = {scheme: create_transport(scheme, options) for scheme in available_schemes() if scheme != "inproc"}
+    keys = keys_of("any token of the benchmark")
+    encrypted = replace(options, curve_server_secret=keys.secret, curve_server_public=keys.public)
+    return transports | {"curve": create_transport("zmq", encrypted)}
+
+
+async def main(folder: str, region_bytes: int, core: int, parent_pid: int) -> None:
+    end_with_parent(parent_pid)
+    os.sched_setaffinity(0, {core})
+    transports = every_transport()
     owner = transports["shm"].create_region(region_bytes)
     page = bytes(1 << 20)
     for start in range(0, region_bytes, len(page)):
@@ -137,6 +148,7 @@ async def main(folder: str, region_bytes: int, core: int) -> None:
         )
         region.open_window(KEY, [ByteRange(0, region_bytes)])
     wanted = {"shm": f"ipc://{folder}/shm", "zmq-ipc": f"ipc://{folder}/zmq", "zmq-tcp": "tcp://127.0.0.1:0"}
+    wanted["curve-tcp"] = "tcp://127.0.0.1:0"
     if "ucx" in transports:
         wanted["ucx"] = "ucx://127.0.0.1:0"
     channels = {kind: await _listen(transports, regions, kind, address) for kind, address in wanted.items()}
@@ -160,4 +172,4 @@ async def _listen(transports: dict[str, Transport], regions: dict[str, Region], 
 
 if __name__ == "__main__":
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop_runner:
-        loop_runner.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+        loop_runner.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))

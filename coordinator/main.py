@@ -24,7 +24,7 @@ from coordinator.text_model import TextModel
 from service_kit.errors import SettingsError
 from service_kit.http_server import HttpServer
 from service_kit.lifecycle import Lifecycle
-from service_kit.worker_setup import open_transports
+from service_kit.worker_setup import open_transports, transport_options
 from wire.ids import new_incarnation
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ async def _serve(settings: CoordinatorSettings, text: TextModel, lifecycle: Life
     except BadGrammar as error:
         log.warning("structured output is not available: %s", error)
     async with AsyncExitStack() as stack:
-        (transport,) = open_transports(stack, ["zmq"]).values()
+        (transport,) = open_transports(stack, ["zmq"], transport_options(settings)).values()
         dispatcher = Dispatcher(placement, new_incarnation())
         hub = ControlHub(transport, dispatcher)
         registry = CollectorRegistry()

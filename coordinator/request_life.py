@@ -248,6 +248,8 @@ class RequestLife:
         by_prefill = event.worker == attempt.prefill
         if kind is FailureKind.INVALID:
             self._fail(GiveUp(FailureReason.INVALID, event.message))
+        elif kind is FailureKind.TRANSFER and not by_prefill and self.state is State.PREFILLING:
+            self._prefill_failed(message)  # D has seen P's end before the coordinator did
         elif (
             attempt.prefill
             and attempt.decode

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from coordinator.failure_settings import FailureSettings
-from service_kit.worker_settings import Port, Positive, ProcessSettings
+from service_kit.worker_settings import Encrypt, Port, Positive, ProcessSettings
 
 
 class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -19,6 +19,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     port: Annotated[Port, Meta(description="port of the HTTP server")] = 8000
     control: Annotated[str, Meta(description="where workers register, tcp:// or ipc://")] = "tcp://127.0.0.1:8001"
     cluster_token: Annotated[str, Meta(description="shared secret of the cluster's processes")] = ""
+    encrypt: Encrypt = False
     api_keys: Annotated[tuple[str, ...], Meta(description="keys that clients must give one of; default: none needed")] = ()
     api_keys_file: Annotated[
         Path | None, Meta(description="file with more keys, one a line, read again when it changes")

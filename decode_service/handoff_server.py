@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from decode_service.kv_region import KvRegion
 from decode_service.probe_slots import ProbeSlots
+from engine.kv_packing import BlockPacker
 from service_kit.checksums import checksums_off_loop
 from service_kit.handoff_totals import HandoffTotals
 from service_kit.outbox import Outbox, run_together
 from service_kit.process_mark import ProcessWatch
 from transport.base import ByteRange, Channel
+from transport.buffers import copy
 from transport.errors import TransportError
 from wire.codec import to_decode_codec
 from wire.control import FailureKind, HandoffTicket
@@ -86,6 +89,7 @@ class _Writer:
     fenced_by_window: bool
     probe_key: int
     probe_slot: ByteRange | None
+    ended: bool = False
 
 
 @dataclass(slots=True)
@@ -102,6 +106,7 @@ class HandoffServer:
 
     Args:
         clock: monotonic seconds.
+        packers: by name, for prefill workers that pack what they send.
     """
 
     def __init__(
@@ -114,7 +119,9 @@ class HandoffServer:
         token: str,
         outcome: HandoffOutcome,
         clock: Callable[[], float],
+        packers: Mapping[str, BlockPacker] = MappingProxyType({}),
     ) -> None:
+        self._packers = packers
         self._region = region
         self._worker_id = worker_id
         self._incarnation = incarnation
@@ -229,6 +236,8 @@ class HandoffServer:
             return f"protocol version {hello.protocol_version}, this worker speaks {PROTOCOL_VERSION}"
         if hello.expected_decode != self._incarnation:
             return f"looking for incarnation {hello.expected_decode}, this is {self._incarnation}"
+        if hello.packing and hello.packing not in self._packers:
+            return f"blocks packed as {hello.packing!r}, which this worker cannot unpack"
         if differences := hello.fingerprint.differences(self._fingerprint):
             return f"different {' and '.join(differences)}"
         return None
@@ -264,7 +273,9 @@ class HandoffServer:
 
     def _on_open(self, writer: _Writer, message: HandoffOpen) -> None:
         intake = self._intakes.get(message.handoff_id)
-        if intake is None or intake.receiver.state is not ReceiverState.RESERVED:
+        if intake is not None and intake.writer is writer and intake.receiver.state is ReceiverState.OPEN:
+            self.totals.late_messages += 1  # said twice
+        elif intake is None or intake.receiver.state is not ReceiverState.RESERVED:
             self.totals.late_messages += 1
             writer.outbox.post(HandoffRefused(message.handoff_id, "no such reservation: it has ended, or never was"))
         elif intake.receiver.ticket.window_key != message.window_key:
@@ -282,12 +293,27 @@ class HandoffServer:
         if not 0 <= message.first <= message.first + len(message.checksums) <= len(block_ids):
             raise DecodeError(f"blocks {message.first}+{len(message.checksums)} of {len(block_ids)}")
         placed = block_ids[message.first : message.first + len(message.checksums)]
-        found = await checksums_off_loop([self._region.block(block_id) for block_id in placed])
+        packer = self._packers.get(writer.hello.packing)
+        blocks = [self._region.block(block_id) for block_id in placed]
+        if packer is not None:
+            blocks = [block[: packer.packed_bytes] for block in blocks]
+        found = await checksums_off_loop(blocks)
         intact = tuple(mine == theirs for mine, theirs in zip(found, message.checksums, strict=True))
         if not all(intact) and intake.receiver.state is ReceiverState.OPEN:
             log.warning("hand-off %s: %d corrupt blocks", message.handoff_id, intact.count(False))
-        self.totals.nbytes += len(placed) * self._region.block_bytes
+        self.totals.nbytes += sum(block.nbytes for block in blocks)
+        if packer is not None:
+            await self._unpack(intake, packer, [block_id for block_id, ok in zip(placed, intact, strict=True) if ok])
         self._feed(intake, Placed(message.first, intact))
+
+    async def _unpack(self, intake: _Intake, packer: BlockPacker, block_ids: Sequence[BlockId]) -> None:
+        """Blocks that arrived packed, at their beginnings, become what the engine reads."""
+        packed = [self._region.block(block_id)[: packer.packed_bytes] for block_id in block_ids]
+        unpacked = await asyncio.to_thread(lambda: [packer.unpack(block) for block in packed])
+        # Meanwhile the hand-off may have ended, and the blocks be somebody else's.
+        if intake.receiver.state is ReceiverState.OPEN:
+            for block_id, block in zip(block_ids, unpacked, strict=True):
+                copy(self._region.block(block_id), block)
 
     def _intake_of(self, writer: _Writer, handoff_id: HandoffId) -> _Intake | None:
         """The hand-off that this writer opened; None (and counted) when it has ended."""
@@ -310,6 +336,7 @@ class HandoffServer:
             writer.probe_slot = None
 
     def _writer_ended(self, writer: _Writer) -> None:
+        writer.ended = True
         self._end_probe(writer)
         for intake in [intake for intake in self._intakes.values() if intake.writer is writer]:
             gone = writer.process.is_gone()
@@ -325,7 +352,7 @@ class HandoffServer:
         for action in actions:
             match action:
                 case Send(message=message):
-                    if intake.writer is not None:
+                    if intake.writer is not None and not intake.writer.ended:
                         intake.writer.outbox.post(message)
                 case CloseWindow():
                     self._region.close_window(receiver.ticket.window_key)

@@ -14,6 +14,7 @@ from decode_service.kv_region import KvRegion
 from decode_service.service import DecodeService
 from decode_service.settings import DecodeSettings
 from engine.build import EngineShape, engine_shape
+from engine.kv_packing import packers_for
 from engine.on_loop import build_engine_on_loop, running_engine
 from service_kit.errors import SettingsError
 from service_kit.lifecycle import Lifecycle
@@ -39,7 +40,7 @@ async def _serve(settings: DecodeSettings, shape: EngineShape, lifecycle: Lifecy
     worker = WorkerProcess(settings.worker, Role.DECODE)
     service: DecodeService  # made below: the engine, which reports to it, comes first
     async with AsyncExitStack() as stack:
-        transports = open_transports(stack, settings.worker.transport_order)
+        transports = open_transports(stack, settings.worker.transport_order, worker.transport_options, worker.faults)
         region = KvRegion(transports, shape.num_blocks, shape.layout.block_bytes)
         stack.callback(region.close)
         engine = await build_engine_on_loop(
@@ -54,6 +55,7 @@ async def _serve(settings: DecodeSettings, shape: EngineShape, lifecycle: Lifecy
             token=settings.worker.cluster_token,
             outcome=service,
             clock=time.monotonic,
+            packers=packers_for(shape.layout),
         )
         service.use_server(server)
         endpoints = await _listen(stack, settings, transports, server)

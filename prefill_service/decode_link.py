@@ -38,6 +38,7 @@ class LinkIdentity:
     fingerprint: Fingerprint
     process: ProcessMark
     token: str
+    packing: str = ""
 
 
 class LinkHandler(Protocol):
@@ -71,6 +72,7 @@ class DecodeLink:
         self.peer = peer
         self.transport = ""
         self.gb_per_s = 0.0
+        self.path = ""
         self.up = False
         self.fallback_reason = ""
         self._identity = identity
@@ -93,6 +95,7 @@ class DecodeLink:
             return
         outbox = Outbox(proven.channel)
         self.transport, self.gb_per_s, self.fallback_reason = proven.transport, proven.gb_per_s, "; ".join(reasons)
+        self.path = proven.region.path
         self._region, self._outbox, self._channel, self.up = proven.region, outbox, proven.channel, True
         self._handler.on_link_up(self)
         reason = "closed by this side"
@@ -176,6 +179,7 @@ class DecodeLink:
             fingerprint=self._identity.fingerprint,
             process=self._identity.process,
             token=self._identity.token,
+            packing=self._identity.packing,
         )
         await channel.send(self._codec.encode(hello))
         match self._codec.decode((await channel.recv()).header):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.kv_packing import BlockPacker
 from prefill_service.decode_link import DecodeLink
 from service_kit.checksums import checksums_off_loop
 from service_kit.handoff_totals import HandoffTotals
@@ -16,6 +17,7 @@ from transport.errors import TransportError
 from wire.control import FailureKind, HandoffTicket
 from wire.errors import InvalidTransition
 from wire.handoff import (
+    HandoffAbort,
     HandoffAck,
     HandoffCancel,
     HandoffMissing,
@@ -79,9 +81,18 @@ class HandoffClient:
     Args:
         pool: P's KV memory, block-major.
         clock: monotonic seconds.
+        packer: makes blocks smaller for their way; None: they travel as they are.
     """
 
-    def __init__(self, pool: memoryview, layout: KvLayout, outcome: ExportOutcome, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        pool: memoryview,
+        layout: KvLayout,
+        outcome: ExportOutcome,
+        clock: Callable[[], float],
+        packer: BlockPacker | None = None,
+    ) -> None:
+        self._packer = packer
         self._pool = pool
         self._layout = layout
         self._outcome = outcome
@@ -159,6 +170,9 @@ class HandoffClient:
             case HandoffCancel(reason=reason):
                 event = CancelledByPeer(reason)
         export = self._exports.get(message.handoff_id)
+        if export is None and isinstance(message, HandoffCancel):
+            # It is over, and so is every put of it. D asks because it has not heard so, or in the very moment of the end.
+            link.post(HandoffAbort(message.handoff_id, "nothing of it is left"))
         if export is None or export.link is not link:
             self.totals.late_messages += 1
             return
@@ -196,11 +210,16 @@ class HandoffClient:
         ticket = export.sender.ticket
         source = export.source[export.first_block + first : export.first_block + first + count]
         target = ticket.block_ids[first : first + count]
+        blocks = [self._block(block_id) for block_id in source]
+        if self._packer is None:
+            writes = self._writes(source, target)
+        else:
+            blocks = await asyncio.to_thread(_pack, self._packer, blocks)  # the put in flight holds the source
+            starts = [block_id * self._layout.block_bytes for block_id in target]
+            writes = [Write(start, block) for start, block in zip(starts, blocks, strict=True)]
         # Both have ended before anything is decided: D may reuse its blocks as soon as it hears that P gave up.
         hashes, put_error = await asyncio.gather(
-            checksums_off_loop([self._block(block_id) for block_id in source]),
-            export.link.put(ticket.window_key, self._writes(source, target)),
-            return_exceptions=True,
+            checksums_off_loop(blocks), export.link.put(ticket.window_key, writes), return_exceptions=True
         )
         error = put_error if isinstance(put_error, BaseException) else hashes
         if isinstance(error, BaseException):
@@ -209,7 +228,7 @@ class HandoffClient:
             self._feed(export, PutFailed(f"put failed: {error or type(error).__name__}"))
             return
         assert not isinstance(hashes, BaseException)
-        self.totals.nbytes += count * self._layout.block_bytes
+        self.totals.nbytes += sum(block.nbytes for block in blocks)
         self._feed(export, PutDone(first, hashes))
 
     def _block(self, block_id: BlockId, count: int = 1) -> memoryview:
@@ -224,3 +243,7 @@ class HandoffClient:
                 writes.append(Write(target[start] * self._layout.block_bytes, self._block(source[start], i - start)))
                 start = i
         return writes
+
+
+def _pack(packer: BlockPacker, blocks: Sequence[memoryview]) -> list[memoryview]:
+    return [packer.pack(block) for block in blocks]

@@ -41,6 +41,7 @@ class LinkManager:
         self._peers: dict[Incarnation, DecodePeer] = {}
         self._tasks: dict[Incarnation, asyncio.Task[None]] = {}
         self._links: dict[Incarnation, DecodeLink] = {}
+        self._ending: dict[Incarnation, set[asyncio.Task[None]]] = {}  # dropped, with a put that has not ended yet
 
     def link_to(self, incarnation: Incarnation) -> DecodeLink | None:
         """The link to a decode incarnation, if it is up."""
@@ -56,30 +57,44 @@ class LinkManager:
         knows nothing of them)."""
         wanted = {peer.incarnation: peer for peer in peers}
         for incarnation in self._tasks.keys() - wanted.keys():
-            self._tasks.pop(incarnation).cancel()
+            self._drop(incarnation, self._tasks.pop(incarnation))
         for incarnation, peer in wanted.items():
             if incarnation not in self._tasks:
                 self._tasks[incarnation] = asyncio.create_task(self._keep_linked(peer), name=f"link-{peer.worker_id}")
             elif (link := self.link_to(incarnation)) is not None:
                 self._report_up(link)
 
+    def _drop(self, incarnation: Incarnation, task: asyncio.Task[None]) -> None:
+        ending = self._ending.setdefault(incarnation, set())
+        ending.add(task)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            ending.discard(task)
+            if not ending and self._ending.get(incarnation) is ending:
+                del self._ending[incarnation]
+
+        task.cancel()
+        task.add_done_callback(ended)
+
     async def close(self) -> None:
-        tasks = list(self._tasks.values())
-        self._tasks.clear()
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
+        for incarnation in list(self._tasks):
+            self._drop(incarnation, self._tasks.pop(incarnation))
+        for task in [task for ending in self._ending.values() for task in ending]:
             with suppress(asyncio.CancelledError):
                 await task
 
     async def _keep_linked(self, peer: DecodePeer) -> None:
+        # A Hello says that nothing of a former link writes any more: a peer that was dropped and is named again must wait.
+        if ending := self._ending.get(peer.incarnation):
+            await asyncio.wait(set(ending))
         backoff = Backoff()
         while True:
             link = DecodeLink(peer, self._identity, self._transports, self, self._clock)
             try:
                 await link.run()
             finally:
-                self._links.pop(peer.incarnation, None)
+                if self._links.get(peer.incarnation) is link:
+                    del self._links[peer.incarnation]
             if link.transport:
                 backoff.reset()
             await asyncio.sleep(backoff.next_delay())
@@ -89,9 +104,10 @@ class LinkManager:
     def on_link_up(self, link: DecodeLink) -> None:
         self._links[link.peer.incarnation] = link
         log.info(
-            "linked to %s over %s, %.1f GB/s%s",
+            "linked to %s over %s%s, %.1f GB/s%s",
             link.peer.worker_id,
             link.transport,
+            f" ({link.path})" if link.path else "",
             link.gb_per_s,
             f" (fallback: {link.fallback_reason})" if link.fallback_reason else "",
         )
@@ -107,6 +123,9 @@ class LinkManager:
         self._handler.on_handoff_message(link, message)
 
     def _report_up(self, link: DecodeLink) -> None:
+        peer = link.peer
         self._report(
-            LinkReport(link.peer.worker_id, link.peer.incarnation, True, link.transport, link.gb_per_s, link.fallback_reason)
+            LinkReport(
+                peer.worker_id, peer.incarnation, True, link.transport, link.gb_per_s, link.fallback_reason, link.path
+            )
         )

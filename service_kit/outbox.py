@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from transport.base import Channel
+from wire.codec import MessageEncoder
 
 
 class Outbox:
@@ -16,7 +17,7 @@ class Outbox:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._encoder = msgspec.msgpack.Encoder()
+        self._encoder = MessageEncoder()
         self._queue: asyncio.Queue[msgspec.Struct] = asyncio.Queue()
 
     def post(self, message: msgspec.Struct) -> None:

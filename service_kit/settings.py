@@ -34,6 +34,7 @@ INHERITED_VARIABLES = frozenset({"KVRELAY_CACHE", "KVRELAY_TORCH_INDEX_URL"})
 RESERVED_VARIABLES = INHERITED_VARIABLES | {CONFIG_VARIABLE, API_KEY_VARIABLE}
 """Variables that are no settings. They are read by this module, `kvrelay status`, the model store and scripts/setup."""
 
+_SWITCHES = {"on": "true", "yes": "true", "off": "false", "no": "false"}  # beside msgspec's true, false, 1, 0
 SECTIONS = ("coordinator", "prefill", "decode", "up")
 SHARED_SECTION = {"prefill": "worker", "decode": "worker"}
 """TOML tables that hold defaults for several sections."""
@@ -164,6 +165,8 @@ def _convert(leaf: Leaf, value: object, source: str) -> object:
     plain, _ = _without_meta(leaf.type)
     if isinstance(value, str) and get_origin(plain) is tuple:
         value = [part.strip() for part in value.split(",") if part.strip()]
+    if isinstance(value, str) and plain is bool:
+        value = _SWITCHES.get(value.lower(), value)
     try:
         return msgspec.convert(value, leaf.type, strict=False, dec_hook=_decode_custom)
     except msgspec.ValidationError as error:

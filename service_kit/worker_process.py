@@ -17,7 +17,7 @@ from service_kit.health import Check, serve_health
 from service_kit.lifecycle import Lifecycle
 from service_kit.worker_metrics import render, worker_registry
 from service_kit.worker_settings import WorkerSettings
-from service_kit.worker_setup import ServedModel, open_transports, worker_id, worker_info
+from service_kit.worker_setup import ServedModel, fault_plan, open_transports, transport_options, worker_id, worker_info
 from transport.errors import TransportError
 from wire.control import Endpoint, Leaving, Role, WorkerLoad, WorkerMessage
 from wire.ids import new_incarnation
@@ -61,6 +61,8 @@ class WorkerProcess:
         self.role = role
         self.worker_id = worker_id(settings, role)
         self.incarnation = new_incarnation()
+        self.faults = fault_plan(settings)
+        self.transport_options = transport_options(settings)
         self._settings = settings
         self._engine_dead = asyncio.Event()
         self._service: WorkerService | None = None
@@ -100,7 +102,7 @@ class WorkerProcess:
         settings = self._settings
         info = worker_info(settings, self.role, self.incarnation, model, max_num_sequences, endpoints)
         async with AsyncExitStack() as stack:
-            (transport,) = open_transports(stack, ["zmq"]).values()
+            (transport,) = open_transports(stack, ["zmq"], self.transport_options, self.faults, "control").values()
             link = ControlLink(transport, settings.coordinator, info, settings.cluster_token, service.load, service)
             self._service, self._link = service, link
             await stack.enter_async_context(

@@ -11,12 +11,14 @@ from msgspec import Meta
 from service_kit.cpus import parse_cpus
 from service_kit.logging import LogFormat, LogLevel
 from service_kit.units import ByteSize
+from transport.fault_rules import parse_rule
 
 TransportName = Literal["auto", "inproc", "shm", "zmq", "ucx"]
 AUTO_TRANSPORTS = ("shm", "zmq")
 Positive = Annotated[int, Meta(ge=1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Seconds = Annotated[float, Meta(ge=0)]
+Encrypt = Annotated[bool, Meta(description="encrypt every TCP link by CURVE, with a key made from the cluster token")]
 
 
 class ProcessSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,6 +43,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     worker_id: Annotated[str, Meta(description="stable name, such as prefill-0; default: role, host and process id")] = ""
     coordinator: Annotated[str, Meta(description="the coordinator's control address")] = "tcp://127.0.0.1:8001"
     cluster_token: Annotated[str, Meta(description="shared secret of the cluster's processes")] = ""
+    encrypt: Encrypt = False
     model: Annotated[str, Meta(description="a cached name, a directory, a .gguf file or a hub id")] = "smollm2-135m"
     model_dir: Annotated[Path | None, Meta(description="the converted model; default: found or made from --model")] = None
     served_model: Annotated[str, Meta(description="the name clients use; default: made from --model")] = ""
@@ -49,10 +52,22 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ("auto",)
     http_host: Annotated[str, Meta(description="address of /health, /ready and /metrics")] = "127.0.0.1"
     http_port: Annotated[Port | None, Meta(description="port of /health, /ready and /metrics; default: none")] = None
+    faults: Annotated[
+        tuple[str, ...],
+        Meta(description="tests only: what goes wrong on purpose, such as corrupt:put:p=0.1"),
+    ] = ()
+    faults_file: Annotated[Path | None, Meta(description="tests only: a file with more faults, read when it changes")] = None
 
     def __post_init__(self) -> None:
+        for rule in self.faults:
+            try:
+                parse_rule(rule)
+            except ValueError as error:
+                raise ValueError(f"faults: {error}") from error
         if "auto" in self.transport and len(self.transport) > 1:
             raise ValueError("transport: auto stands alone")
+        if self.encrypt and "ucx" in self.transport:
+            raise ValueError("transport: ucx cannot be encrypted; leave it out, or encrypt")
         if len(set(self.transport)) < len(self.transport):
             raise ValueError("transport: one is named twice")
 

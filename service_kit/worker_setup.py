@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
+import time
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,11 +15,16 @@ from service_kit.cpus import available_cpus
 from service_kit.errors import SettingsError
 from service_kit.worker_settings import WorkerSettings
 from transport.base import Transport
+from transport.curve import keys_of
+from transport.fault_rules import FaultPlan, parse_rule
+from transport.faults import FaultyTransport
 from transport.options import TransportOptions
 from transport.registry import create_transport
 from wire.control import Endpoint, Role, WorkerInfo
 from wire.ids import Incarnation, WorkerId
 from wire.kv_layout import Fingerprint, KvLayout
+
+log = logging.getLogger(__name__)
 
 
 class ServedModel(Protocol):
@@ -75,10 +82,57 @@ def worker_id(settings: WorkerSettings, role: Role) -> WorkerId:
     return WorkerId(settings.worker_id or f"{role.value}-{socket.gethostname()}-{os.getpid()}")
 
 
-def open_transports(stack: AsyncExitStack, schemes: Iterable[str]) -> dict[str, Transport]:
-    """One transport per scheme, in that order, closed by `stack`."""
+def fault_plan(settings: WorkerSettings) -> FaultPlan | None:
+    """What shall go wrong on purpose; None, as everywhere in production: nothing."""
+    if not settings.faults and settings.faults_file is None:
+        return None
+    log.warning(
+        "FAULT INJECTION IS ON (faults, faults_file): messages and KV will be lost, delayed or damaged on purpose: %s; %s",
+        ", ".join(settings.faults) or "no fixed rules",
+        settings.faults_file or "no file",
+    )
+    rules = [parse_rule(text) for text in settings.faults]
+    return FaultPlan(rules, time.monotonic, settings.faults_file)
+
+
+class LinkSecurity(Protocol):
+    """The settings of any process that say how its links are protected."""
+
+    @property
+    def cluster_token(self) -> str: ...
+    @property
+    def encrypt(self) -> bool: ...
+
+
+def transport_options(settings: LinkSecurity) -> TransportOptions:
+    """
+    Raises:
+        SettingsError: the cluster token cannot be made a key of.
+    """
+    if not settings.encrypt:
+        return TransportOptions()
+    try:
+        keys = keys_of(settings.cluster_token)
+    except ValueError as error:
+        raise SettingsError("cluster_token", "encrypt", str(error).removeprefix("cluster_token: ")) from error
+    return TransportOptions(curve_server_secret=keys.secret, curve_server_public=keys.public)
+
+
+def open_transports(
+    stack: AsyncExitStack,
+    schemes: Iterable[str],
+    options: TransportOptions,
+    faults: FaultPlan | None = None,
+    link: str = "handoff",
+) -> dict[str, Transport]:
+    """One transport per scheme, in that order, closed by `stack`.
+
+    Args:
+        faults: wraps each of them; its rules for `link` strike here.
+    """
     transports: dict[str, Transport] = {}
     for scheme in schemes:
-        transports[scheme] = create_transport(scheme, TransportOptions())
-        stack.push_async_callback(transports[scheme].close)
+        transport = create_transport(scheme, options)
+        stack.push_async_callback(transport.close)
+        transports[scheme] = transport if faults is None else FaultyTransport(transport, faults, link)
     return transports

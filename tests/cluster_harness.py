@@ -20,6 +20,7 @@ from coordinator.dispatcher import Dispatcher
 from coordinator.generation import Generation, Placement, Policy
 from coordinator.placement_settings import PlacementSettings
 from transport.base import Transport
+from transport.curve import keys_of
 from transport.options import TransportOptions
 from transport.registry import create_transport
 from wire.control import WorkerLoad
@@ -38,13 +39,13 @@ class WorkerProcess:
     def __init__(self, role: str, index: int, environ: dict[str, str], log_dir: Path) -> None:
         self.role = role
         self.name = f"{role}-{index}"
-        self._environ = environ
+        self.environ = environ
         self.log_path = log_dir / f"{self.name}.log"
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         variables = {name: value for name, value in os.environ.items() if not name.startswith("KVRELAY_")}
-        variables |= {"OMP_NUM_THREADS": "1", "KVRELAY_WORKER_ID": self.name, **self._environ}
+        variables |= {"OMP_NUM_THREADS": "1", "KVRELAY_WORKER_ID": self.name, **self.environ}
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(self.command(), cwd=ROOT, env=variables, stdout=log, stderr=log)
 
@@ -156,11 +157,26 @@ async def running_cluster(
     policy: Policy = "always",
     settings: dict[str, object] | None = None,
     environ: dict[str, str] | None = None,
+    encrypted_by: str = "",
 ) -> AsyncIterator[Cluster]:
-    """Start, wait until everything is ready, and at the end stop every worker by SIGTERM and see it leave well."""
+    """Start, wait until everything is ready, and at the end stop every worker by SIGTERM and see it leave well.
+
+    Args:
+        encrypted_by: a cluster token; with one, every TCP link is encrypted.
+    """
     log_dir.mkdir(parents=True, exist_ok=True)
-    control: Transport = create_transport("zmq", TransportOptions())
-    placement = PlacementSettings(policy=policy, heartbeat_interval_s=HEARTBEAT_S, **(settings or {}))  # type: ignore[arg-type]
+    options = TransportOptions()
+    if encrypted_by:
+        keys = keys_of(encrypted_by)
+        options = TransportOptions(curve_server_secret=keys.secret, curve_server_public=keys.public)
+        environ = {"KVRELAY_ENCRYPT": "true", "KVRELAY_CLUSTER_TOKEN": encrypted_by, **(environ or {})}
+    control: Transport = create_transport("zmq", options)
+    placement = PlacementSettings(
+        policy=policy,
+        heartbeat_interval_s=HEARTBEAT_S,
+        cluster_token=encrypted_by,
+        **(settings or {}),  # type: ignore[arg-type]
+    )
     dispatcher = Dispatcher(placement, new_incarnation())
     hub = ControlHub(control, dispatcher)
     workers: list[WorkerProcess] = []

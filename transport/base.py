@@ -96,6 +96,11 @@ class RemoteRegion(ABC):
 
     nbytes: int
 
+    @property
+    def path(self) -> str:
+        """What the bytes travel by, such as `tcp/eth0`, where the transport chose that by itself; else nothing."""
+        return ""
+
     @abstractmethod
     async def put(self, key: int, writes: Sequence[Write]) -> None:
         """Place bytes. Adjacent writes may be coalesced."""

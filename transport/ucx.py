@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import importlib.util
 import os
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from transport.errors import TransportError
+from transport.ucx_query import transports_of
 
 _SPIN_S = 0.0005
 _TURN_S = 0.001  # how long one turn of the loop may make progress before others run
@@ -114,11 +114,6 @@ class UcxContext:
             lane.close()
         self.handle = None
 
-    @property
-    def transports(self) -> tuple[str, ...]:
-        """What UCX may choose from here, such as `rc_mlx5/mlx5_0:1` or `tcp/eth0`."""
-        return tuple(re.findall(r"resource\s+\d+\s+:.*\s(\S+/\S+)", self.handle.info))
-
 
 class Lane:
     """Carries tagged bytes to and from one peer, on the running event loop.
@@ -170,6 +165,11 @@ class Lane:
         except (self._api.UCXError, ValueError, RuntimeError) as error:
             raise TransportError(f"UCX does not reach the peer: {error or type(error).__name__}") from error
         self._wake()
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """What UCX has chosen for this lane, such as `tcp/eth0`."""
+        return () if self._endpoint is None else transports_of(self._endpoint.handle)
 
     def send(self, tag: int, source: memoryview, done: Done) -> None:
         """The bytes are lent until `done`."""

@@ -87,12 +87,6 @@ class UcxTransport(ZmqTransport):
         self._ucx = UcxContext()
         super().__init__(options, UcxRegions(self._ucx))
 
-    @property
-    def active_transports(self) -> tuple[str, ...]:
-        """What UCX may choose from on this host, for the log."""
-        self._check_open()
-        return self._ucx.transports
-
     async def listen(self, address: str, on_channel: OnChannel) -> Listener:
         listener = await super().listen(_to_tcp(address), on_channel)
         listener.address = _from_tcp(listener.address)

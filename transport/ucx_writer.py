@@ -107,6 +107,10 @@ class UcxWriter:
             if done.outcome is Outcome.PLACED:
                 return
 
+    @property
+    def path(self) -> str:
+        return "" if self._lane is None else ", ".join(self._lane.transports)
+
     # What the owner says
 
     def opened(self, opened: Opened) -> None:
@@ -196,6 +200,10 @@ class UcxRemoteRegion(RemoteRegion):
         self._channel = channel
         self._name = name
         self._writer = writer
+
+    @property
+    def path(self) -> str:
+        return self._writer.path
 
     async def put(self, key: int, writes: Sequence[Write]) -> None:
         self._channel.check_open()

@@ -125,6 +125,7 @@ class LinkReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="l
     transport: str = ""
     gb_per_s: float = 0.0
     reason: str = ""  # why not, or why not the preferred transport
+    path: str = ""  # what the transport itself chose, such as UCX's tcp/eth0
 
 
 class Drain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="drain"):

@@ -47,6 +47,7 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"
     fingerprint: Fingerprint
     process: ProcessMark
     token: str = ""
+    packing: str = ""  # how every block of this link is packed (`engine.kv_packing`); empty: as it lies in the pool
 
 
 class HelloAck(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello-ack"):

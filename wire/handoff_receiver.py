@@ -8,7 +8,7 @@
 
 The blocks are lent to a writer from Opened on. They are freed only when it is certain that nobody writes any more: P said so
 (`Aborted`), P's process is gone, or this side does the copying itself (`fenced_by_window`), so that a closed window is
-enough. Until then they stay out of the pool, whatever happened to the request.
+enough. Until then they stay out of the pool, whatever happened to the request; the writer is asked again and again.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from wire.handoff import (
 from wire.ids import RequestId
 from wire.sequence import SampledToken
 from wire.state_machine import StateMachine
+
+ASK_AGAIN_S = 1.0
+"""How often a writer that does not say that it has stopped is told to."""
 
 
 class ReceiverState(enum.Enum):
@@ -96,6 +99,11 @@ class LeaseOver:
     pass
 
 
+@dataclass(frozen=True, slots=True)
+class FenceOverdue:
+    """The writer was told to stop and has not said that it did."""
+
+
 # -- actions --------------------------------------------------------------------------------------------------------
 
 
@@ -151,12 +159,15 @@ class HandoffReceiver(StateMachine[ReceiverState, ReceiverAction]):
         self._resends_left = max_resends
         self._fenced_by_window = False
         self._lease_ends = now + ticket.lease_s
+        self._ask_again_at = 0.0  # while FENCING
 
     @property
     def over(self) -> bool:
         return self.state in (ReceiverState.DELIVERED, ReceiverState.ENDED)
 
     def tick(self, now: float) -> list[ReceiverAction]:
+        if self.state is ReceiverState.FENCING:
+            return self.handle(FenceOverdue(), now) if now >= self._ask_again_at else []
         return self.handle(LeaseOver(), now) if now >= self._lease_ends and not self.over else []
 
     def _renew(self, now: float) -> None:
@@ -179,14 +190,15 @@ class HandoffReceiver(StateMachine[ReceiverState, ReceiverAction]):
         if event.num_blocks != len(self._intact) or event.num_tokens != self._num_tokens:
             return self._fail(
                 f"P completed {event.num_blocks} blocks and {event.num_tokens} tokens, "
-                f"{len(self._intact)} and {self._num_tokens} were reserved"
+                f"{len(self._intact)} and {self._num_tokens} were reserved",
+                now,
             )
         missing = tuple(number for number, intact in enumerate(self._intact) if not intact)
         if missing and self._resends_left > 0:
             self._resends_left -= 1
             return [Send(HandoffMissing(self.ticket.handoff_id, missing))]
         if missing:
-            return self._fail(f"blocks {missing} are missing or corrupt after every resend")
+            return self._fail(f"blocks {missing} are missing or corrupt after every resend", now)
         self._move(ReceiverState.DELIVERED)
         return [CloseWindow(), Deliver(event.first_token), Send(HandoffAck(self.ticket.handoff_id))]
 
@@ -208,13 +220,13 @@ class HandoffReceiver(StateMachine[ReceiverState, ReceiverAction]):
         ]
 
     def _cancelled_open(self, event: Cancelled, now: float) -> list[ReceiverAction]:
-        return self._fence(HandoffCancel(self.ticket.handoff_id, event.reason))
+        return self._fence(HandoffCancel(self.ticket.handoff_id, event.reason), now)
 
     def _lease_over_open(self, event: LeaseOver, now: float) -> list[ReceiverAction]:
-        return self._fail("lease over while the KV was on its way")
+        return self._fail("lease over while the KV was on its way", now)
 
     def _channel_lost_open(self, event: ChannelLost, now: float) -> list[ReceiverAction]:
-        return [Failed(FailureKind.TRANSFER, f"channel to the prefill worker lost: {event.reason}"), *self._fence(None)]
+        return [Failed(FailureKind.TRANSFER, f"channel to the prefill worker lost: {event.reason}"), *self._fence(None, now)]
 
     def _writer_gone_open(self, event: WriterGone, now: float) -> list[ReceiverAction]:
         self._move(ReceiverState.ENDED)
@@ -224,11 +236,15 @@ class HandoffReceiver(StateMachine[ReceiverState, ReceiverAction]):
         self._move(ReceiverState.ENDED)
         return [FreeBlocks()]
 
-    def _fail(self, reason: str) -> list[ReceiverAction]:
-        cancel = HandoffCancel(self.ticket.handoff_id, reason)
-        return [Failed(FailureKind.TRANSFER, reason), *self._fence(cancel)]
+    def _fence_overdue(self, event: FenceOverdue, now: float) -> list[ReceiverAction]:
+        self._ask_again_at = now + ASK_AGAIN_S
+        return [Send(HandoffCancel(self.ticket.handoff_id, "has it stopped?"))]
 
-    def _fence(self, message: HandoffCancel | None) -> list[ReceiverAction]:
+    def _fail(self, reason: str, now: float) -> list[ReceiverAction]:
+        cancel = HandoffCancel(self.ticket.handoff_id, reason)
+        return [Failed(FailureKind.TRANSFER, reason), *self._fence(cancel, now)]
+
+    def _fence(self, message: HandoffCancel | None, now: float) -> list[ReceiverAction]:
         """Stop the writer; free the blocks now if that is certain."""
         actions: list[ReceiverAction] = [CloseWindow()]
         if message is not None:
@@ -238,6 +254,7 @@ class HandoffReceiver(StateMachine[ReceiverState, ReceiverAction]):
             actions.append(FreeBlocks())
         else:
             self._move(ReceiverState.FENCING)
+            self._ask_again_at = now + ASK_AGAIN_S
         return actions
 
     TABLE: ClassVar[Mapping[tuple[Any, type], Callable[..., list[Any]]]] = {
@@ -255,6 +272,7 @@ class HandoffReceiver(StateMachine[ReceiverState, ReceiverAction]):
         (ReceiverState.FENCING, Aborted): _fenced,
         (ReceiverState.FENCING, Completed): _fenced,
         (ReceiverState.FENCING, WriterGone): _fenced,
+        (ReceiverState.FENCING, FenceOverdue): _fence_overdue,
         **{
             (ReceiverState.FENCING, event): StateMachine._ignore
             for event in (Placed, Cancelled, ChannelLost, LeaseOver)

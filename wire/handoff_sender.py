@@ -301,10 +301,16 @@ class HandoffSender(StateMachine[SenderState, SenderAction]):
         (SenderState.STOPPING, PutDone): _stopping_put_ended,
         (SenderState.STOPPING, PutFailed): _stopping_put_ended,
         (SenderState.STOPPING, ChannelLost): _stopping_channel_lost,
+        # Said twice: the first time counted.
+        (SenderState.PUSHING, Opened): StateMachine._ignore,
+        (SenderState.COMPLETING, Opened): StateMachine._ignore,
+        (SenderState.PUSHING, Missing): StateMachine._ignore,
         # The stop has been decided; what arrives meanwhile changes nothing.
         **{
             (SenderState.STOPPING, event): StateMachine._ignore
-            for event in (BlocksReady, PrefillDone, Cancelled, CancelledByPeer, DeadlinePassed)
+            for event in (
+                Opened, Refused, BlocksReady, PrefillDone, Missing, Cancelled, CancelledByPeer, DeadlinePassed,
+            )
         },
         # Over. These may all be on their way when it ends.
         **{

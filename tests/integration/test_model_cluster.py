@@ -20,7 +20,10 @@ from transformers_oracle import Oracle
 
 from cluster.model_store import ModelStore, cache_directory
 from cluster.model_tools import SubprocessTools
+from coordinator.generation import Policy
 from coordinator.text_model import TextModel
+from engine.kv_packing import packed_bytes
+from engine.model_config import load_model_config
 from wire.sequence import SamplingParams
 
 TRANSPORTS = ("zmq", "zmq-ipc", "shm")
@@ -84,6 +87,38 @@ async def test_tiny_model_through_p_and_d_equals_generate(tmp_path: Path, family
         assert load.handoffs == 2 * len(cases) + 3
         await cluster.generate([5] * 30, max_tokens=2)
         assert cluster.load("decode-0").prefill_tokens == load.prefill_tokens, "a hand-off computes no prompt token on D"
+
+
+@pytest.mark.parametrize(("packing", "near"), [("int8", 0.2), ("fp8", 0.8)])
+async def test_kv_that_travels_packed(tmp_path: Path, packing: str, near: float) -> None:
+    """1. Outputs are forced, so that log-probabilities can be compared token by token. 2. Prompts run packed, and in one
+    process. 3. Fewer bytes travelled, and D computed no prompt token. 4. What D draws from is nearly what it would be."""
+    model_dir = make_tiny_model("llama", tmp_path / "model")
+    rng = random.Random(8)
+    prompts = [[rng.randrange(3, 320) for _ in range(length)] for length in (1, TINY_BLOCK, 3 * TINY_CHUNK + 5, 200)]
+    forced = SamplingParams(seed=0, temperature=0.0, logit_bias={7: 100.0}, num_logprobs=1)
+    environ = TINY | {"KVRELAY_PREFILL_KV_WIRE_DTYPE": packing}
+
+    async with running_cluster(model_dir, tmp_path / "logs", transport="shm", environ=environ) as cluster:
+
+        async def logprobs(prompt: list[int], policy: Policy) -> torch.Tensor:
+            # The salt: what came packed is in D's prefix cache as well.
+            generation = await cluster.submit(prompt, max_tokens=12, sampling=forced, policy=policy, cache_salt=policy)
+            return torch.tensor([token.logprob for token in [t async for batch in generation for t in batch.tokens]])
+
+        packed = [await logprobs(prompt, "always") for prompt in prompts]
+        await cluster.assert_empty()
+        load = cluster.load("decode-0")
+        native = [await logprobs(prompt, "never") for prompt in prompts]
+        await cluster.assert_empty()
+    assert (load.prefill_tokens, load.handoffs, load.handoff_failures) == (0, len(prompts), 0)
+    layout = load_model_config(model_dir).kv_layout(TINY_BLOCK, "float32")
+    assert load.handoff_bytes == sum(layout.blocks_for(len(prompt)) for prompt in prompts) * packed_bytes(layout)
+    for number, (ours, exact) in enumerate(zip(packed, native, strict=True)):
+        assert abs(ours[0] - exact[0]) < 1e-4, "P drew it, from its own KV"
+        assert (ours - exact).abs().max() < near
+        assert (ours[1:] - exact[1:]).abs().max() > 0, "or it did not travel packed"
+        assert (ours - native[number - 1]).abs().max() > near, "or any KV would do"
 
 
 # -- the default model --------------------------------------------------------------------------------------------------

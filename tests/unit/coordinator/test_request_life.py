@@ -147,8 +147,7 @@ def test_the_other_answers_to_a_failed_prefill(mode: str) -> None:
     assert run.cancelled() == {D}
 
 
-@pytest.mark.parametrize("state", [State.PREFILLING, State.HANDING_OVER])
-@pytest.mark.parametrize("reporter", [P, D])
+@pytest.mark.parametrize(("state", "reporter"), [(State.PREFILLING, P), (State.HANDING_OVER, P), (State.HANDING_OVER, D)])
 def test_a_failed_transfer_is_recomputed_on_decode(state: State, reporter: Incarnation) -> None:
     run = Driver().to(state)
     run.feed(ev.AttemptFailed(reporter, FailureKind.TRANSFER, "checksum"))
@@ -161,6 +160,24 @@ def test_a_failed_transfer_is_recomputed_on_decode(state: State, reporter: Incar
     assert run.emitted == token_ids(6)
     assert run.life.placement == Placement("always", None, "d", "transfer_failed")
     assert run.notes.count("recompute") == 1
+
+
+def test_decode_sees_prefill_die_before_the_coordinator_does() -> None:
+    """No first token is there: another prefill worker computes it, and the death itself comes too late to count again."""
+    run = Driver().to(State.PREFILLING)
+    run.feed(ev.AttemptFailed(D, FailureKind.TRANSFER, "the prefill worker is dead"))
+    assert run.cancelled() == {P}
+    request = run.life.route_request()
+    assert not request.local_only
+    assert request.exclude_prefill == {P}
+    run.route(RouteKind.RESERVE, D)
+    run.feed(ev.WorkerLost(P, "died"))
+    run.grant(P2)
+    run.first(P2)
+    run.tokens(1, 6, LENGTH)
+    assert run.emitted == token_ids(6)
+    assert run.life.placement == Placement("always", "p2", "d", "prefill_failed")
+    assert run.notes.count("prefill_failed") == 1
 
 
 def test_prefill_may_die_behind_the_first_token_and_decode_knows_whether_all_came() -> None:

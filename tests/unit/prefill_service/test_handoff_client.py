@@ -12,7 +12,7 @@ from prefill_service import handoff_client
 from prefill_service.handoff_client import HandoffClient
 from transport.base import Write
 from wire.control import FailureKind, HandoffTicket
-from wire.handoff import HandoffAbort, HandoffOpened, ToDecode
+from wire.handoff import HandoffAbort, HandoffCancel, HandoffOpened, ToDecode
 from wire.ids import BlockId, HandoffId, Incarnation, RequestId, WorkerId
 
 REQUEST = RequestId("r")
@@ -72,3 +72,39 @@ async def test_a_failing_checksum_waits_for_the_put(monkeypatch: pytest.MonkeyPa
     assert outcome.released == [REQUEST]
     assert "no checksum" in outcome.failed[0]
     assert client.num_open == 0
+
+
+async def test_D_that_did_not_hear_the_end_is_told_again() -> None:
+    """1. A hand-off is cancelled; D is told once. 2. D, which did not hear, asks. 3. It is told again: nothing writes."""
+    layout = fake_layout(16)
+    link, outcome = SlowLink(), Outcome()
+    client = HandoffClient(memoryview(bytearray(layout.block_bytes)), layout, outcome, lambda: 0.0)
+    ticket = HandoffTicket(HANDOFF, WorkerId("decode-0"), Incarnation("d"), 1, (BlockId(0),), 0, 30.0)
+    client.start(REQUEST, ticket, link)  # type: ignore[arg-type]
+    client.on_handoff_message(link, HandoffOpened(HANDOFF))  # type: ignore[arg-type]
+    client.cancel(REQUEST, "client left")
+    assert [type(message) for message in link.sent].count(HandoffAbort) == 1
+    client.on_handoff_message(link, HandoffCancel(HANDOFF, "has it stopped?"))  # type: ignore[arg-type]
+    assert [type(message) for message in link.sent].count(HandoffAbort) == 2
+    assert outcome.released == [REQUEST]
+    assert client.num_open == 0
+
+
+async def test_no_answer_while_a_put_is_under_way() -> None:
+    """D asks whether it has stopped: not before the put has ended."""
+    layout = fake_layout(16)
+    link, outcome = SlowLink(), Outcome()
+    client = HandoffClient(memoryview(bytearray(layout.block_bytes)), layout, outcome, lambda: 0.0)
+    ticket = HandoffTicket(HANDOFF, WorkerId("decode-0"), Incarnation("d"), 1, (BlockId(0),), 0, 30.0)
+    client.start(REQUEST, ticket, link)  # type: ignore[arg-type]
+    client.on_handoff_message(link, HandoffOpened(HANDOFF))  # type: ignore[arg-type]
+    client.blocks_computed(REQUEST, 16, (BlockId(0),))
+    for _ in range(3):
+        client.on_handoff_message(link, HandoffCancel(HANDOFF, "has it stopped?"))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+    assert not any(isinstance(message, HandoffAbort) for message in link.sent)
+    link.put_may_end.set()
+    async with asyncio.timeout(5):
+        while not outcome.released:
+            await asyncio.sleep(0)
+    assert isinstance(link.sent[-1], HandoffAbort)

@@ -143,7 +143,7 @@ def test_the_file_is_found_by_its_variable(tmp_path: Path) -> None:
 
 
 def test_settings_survive_the_way_into_another_process() -> None:
-    settings = load(size="3MiB", names="p,q", cpu_ids="1,2", flag="true", place="/m", ratio="0.25", mode="slow")
+    settings = load(size="3MiB", names="p,q", cpu_ids="1,2", flag="yes", place="/m", ratio="0.25", mode="slow")
     environ = settings_environ(settings, "decode")
     assert environ["KVRELAY_DECODE_NAMES"] == "p,q"
     assert load(environ) == settings

@@ -44,7 +44,7 @@ def test_a_message_of_the_other_direction_is_refused() -> None:
 def test_unknown_fields_and_wrong_types_are_refused() -> None:
     to_decode = codec.to_decode_codec()
     fields = {"type": "handoff-open", "handoff_id": "h", "request_id": "r", "window_key": 1}
-    assert to_decode.decode(msgspec.msgpack.encode(fields)) == HandoffOpen(HandoffId("h"), RequestId("r"), 1)
+    assert to_decode.decode(codec.seal(msgspec.msgpack.encode(fields))) == HandoffOpen(HandoffId("h"), RequestId("r"), 1)
     for wrong in (
         {**fields, "extra": 1},
         {**fields, "window_key": "1"},
@@ -52,17 +52,32 @@ def test_unknown_fields_and_wrong_types_are_refused() -> None:
         {"type": "handoff-open"},
     ):
         with pytest.raises(DecodeError):
-            to_decode.decode(msgspec.msgpack.encode(wrong))
+            to_decode.decode(codec.seal(msgspec.msgpack.encode(wrong)))
 
 
 @pytest.mark.parametrize("make", DECODERS)
 @given(data=st.binary(max_size=200))
 def test_garbage_raises_decode_error_alone(make: type, data: bytes) -> None:
-    with pytest.raises(DecodeError):
-        make().decode(data)
+    for garbage in (data, codec.seal(data)):
+        with pytest.raises(DecodeError):
+            make().decode(garbage)
+
+
+def test_a_damaged_message_is_refused_whatever_bit_it_was() -> None:
+    """Many a flipped bit of a prompt or a block id would read as a message."""
+    control = codec.coordinator_codec()
+    data = control.encode(Reserve(SPEC, HandoffId("h"), 30.0))
+    for place in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[place // 8] ^= 1 << place % 8
+        with pytest.raises(DecodeError, match="checksum"):
+            control.decode(bytes(damaged))
+    for length in range(len(data)):
+        with pytest.raises(DecodeError, match="checksum"):
+            control.decode(data[:length])
 
 
 @pytest.mark.parametrize("make", DECODERS)
 def test_deep_nesting_is_a_decode_error(make: type) -> None:
     with pytest.raises(DecodeError):
-        make().decode(b"\x91" * 200_000 + b"\xc0")
+        make().decode(codec.seal(b"\x91" * 200_000 + b"\xc0"))

@@ -32,7 +32,9 @@ from wire.ids import BlockId, HandoffId, Incarnation, RequestId, WorkerId
 from wire.sequence import SampledToken
 
 LEASE_S = 30.0
-FAULTS = ("prefill cancels", "decode cancels", "channel breaks", "prefill dies", "lease")
+FAULTS = (
+    "prefill cancels", "decode cancels", "channel breaks", "prefill dies", "lease", "a word is lost", "a word is said twice",
+)  # fmt: skip
 FIRST_TOKEN = SampledToken(7)
 
 
@@ -142,7 +144,7 @@ class HandoffPair(RuleBasedStateMachine):
         if isinstance(message, HandoffOpen):
             if self.receiver.state is receiving.ReceiverState.RESERVED:
                 self.receiver_actions(self.receiver.handle(receiving.Opened(self.fenced), self.now))
-            elif self.channel_up:
+            elif self.receiver.state is not receiving.ReceiverState.OPEN and self.channel_up:  # there it is said twice
                 self.to_prefill.append("refused")
             return
         if self.receiver.state is receiving.ReceiverState.RESERVED:
@@ -163,6 +165,8 @@ class HandoffPair(RuleBasedStateMachine):
     @rule()
     def prefill_receives(self) -> None:
         message = self.to_prefill.popleft()
+        if self.sender.over and isinstance(message, HandoffCancel) and self.channel_up:
+            self.to_decode.append(HandoffAbort(HandoffId("h"), "nothing is left"))  # the shell's answer
         match message:
             case HandoffOpened():
                 event: object = sending.Opened()
@@ -209,6 +213,17 @@ class HandoffPair(RuleBasedStateMachine):
         self.to_decode.clear()
         if self.receiver.state is not receiving.ReceiverState.RESERVED:
             self.receiver_actions(self.receiver.handle(receiving.WriterGone(), self.now))
+
+    @precondition(lambda self: "a word is lost" in self.faults and bool(self.to_decode or self.to_prefill))
+    @rule(to_decode=st.booleans())
+    def a_word_is_lost(self, to_decode: bool) -> None:
+        (self.to_decode if self.to_decode and (to_decode or not self.to_prefill) else self.to_prefill).popleft()
+
+    @precondition(lambda self: "a word is said twice" in self.faults and bool(self.to_decode or self.to_prefill))
+    @rule(to_decode=st.booleans())
+    def a_word_is_said_twice(self, to_decode: bool) -> None:
+        mailbox = self.to_decode if self.to_decode and (to_decode or not self.to_prefill) else self.to_prefill
+        mailbox.appendleft(mailbox[0])
 
     @precondition(lambda self: "lease" in self.faults)
     @rule(seconds=st.floats(0.1, 40))
