@@ -14,7 +14,7 @@ from cluster.errors import ClusterError
 from cluster.supervisor import natural_order
 
 ANSWER_S = 5.0
-STATE_STYLES = {"ready": "green", "lost": "red", "refused": "red", "draining": "yellow"}
+STATE_STYLES = {"ready": "green", "lost": "red", "refused": "red", "draining": "yellow", "left": "dim"}
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -43,6 +43,7 @@ class Link(msgspec.Struct, frozen=True):
     decode: str
     up: bool
     transport: str = ""
+    path: str = ""
     gb_per_s: float = 0.0
     reason: str = ""
 

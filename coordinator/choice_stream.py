@@ -1,8 +1,8 @@
 """One sequence's tokens to what a client sees of it: text, logprobs, finish reason. Pure; both answer modes are made of it.
 
 Rules, the same for streams and whole answers:
-- The token that ends a sequence (end of sequence, or a stop token id) counts as generated, but has neither text nor
-  logprobs.
+- The token that ends a sequence (end of sequence, or a stop token id) counts as generated and has no text. Its logprobs are
+  shown where the caller wants them: last, at the offset where the text ends.
 - When a stop string is complete, the text is cut there and tokens behind it are dropped; `num_tokens` counts up to and
   including the token that completed it.
 - A token's logprobs come out together with its first character, and not at all if a stop string cut it away completely.
@@ -47,10 +47,18 @@ class Delta:
 
 
 class ChoiceStream:
-    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...], include_stop: bool, with_logprobs: bool) -> None:
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stops: tuple[str, ...],
+        include_stop: bool,
+        with_logprobs: bool,
+        with_end_logprob: bool = False,
+    ) -> None:
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stops, include_stop)
         self._with_logprobs = with_logprobs
+        self._with_end_logprob = with_end_logprob
         self._num_decoded_chars = 0
         self._num_shown_chars = 0
         self._waiting: deque[TokenLogprob] = deque()
@@ -66,6 +74,8 @@ class ChoiceStream:
             self.num_tokens += 1
             self.sum_logprob += sampled.logprob or 0.0
             if finish is FinishReason.STOP and index == last:
+                if self._with_logprobs and self._with_end_logprob:
+                    self._waiting.append(TokenLogprob(sampled, self._num_decoded_chars))
                 break
             if self._with_logprobs:
                 self._waiting.append(TokenLogprob(sampled, self._num_decoded_chars))

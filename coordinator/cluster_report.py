@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from coordinator.assignments import Assignments
-from coordinator.cluster_view import ClusterView, FormerWorker, Member, WorkerState
+from coordinator.cluster_view import ClusterView, FormerWorker, Member
 from coordinator.placement_settings import PlacementSettings
 from wire.ids import Incarnation
 
@@ -23,7 +23,7 @@ def cluster_report(
 ) -> dict[str, object]:
     """Plain values only. Addresses and tokens of the control plane are left out; ages are in seconds."""
     workers = [_member(member, assignments) for member in view.members.values()]
-    workers += [_former(worker, WorkerState.LOST, now) for worker in view.lost.values()]
+    workers += [_former(worker, now) for worker in view.former.values()]
     return {
         "coordinator": incarnation,
         "policy": settings.policy,
@@ -37,13 +37,14 @@ def cluster_report(
                 "decode": view.members[decode].info.worker_id,
                 "decode_incarnation": decode,
                 "transport": report.transport,
+                "path": report.path,
                 "gb_per_s": report.gb_per_s,
                 "up": report.up,
                 "reason": report.reason,
             }
             for (prefill, decode), report in view.links.items()
         ],
-        "refused": [_former(worker, WorkerState.REFUSED, now) for worker in view.refused.values()],
+        "refused": [_former(worker, now) for worker in view.refused.values()],
         "counters": dict(counters),
     }
 
@@ -69,12 +70,12 @@ def _member(member: Member, assignments: Assignments) -> dict[str, object]:
     }
 
 
-def _former(worker: FormerWorker, state: WorkerState, now: float) -> dict[str, object]:
+def _former(worker: FormerWorker, now: float) -> dict[str, object]:
     return {
         "id": worker.worker_id,
         "incarnation": worker.incarnation,
         "role": worker.role.value,
-        "state": state.value,
+        "state": worker.state.value,
         "reason": worker.reason,
         "age_s": round(now - worker.at, 3),
     }

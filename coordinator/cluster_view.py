@@ -1,8 +1,9 @@
 """Who is in the cluster and who can serve: membership without I/O, time passed in.
 
     Register ─▶ refused (another protocol, token, model, KV layout) | a member
-    a member  ─▶ draining (Leaving, or told to) ─▶ gone
-              ─▶ gone: its channel ended, it left, its successor registered: at once. Silent for `lease_s`: lost
+    a member  ─▶ draining (Leaving, or told to) ─▶ its goodbye: left
+              ─▶ its channel ended, its successor registered, a goodbye without draining: lost, at once
+              ─▶ silent for `lease_s`: lost
 
 Load never means life, and a (P, D) pair is usable only while P's last report on D's incarnation says that the link is up.
 The first worker fixes what the cluster serves; it stays so for the coordinator's life, since a sequence that is replayed
@@ -29,6 +30,7 @@ class WorkerState(enum.Enum):
     STARTING = "starting"  # a prefill worker that has not proved any link yet
     READY = "ready"
     DRAINING = "draining"
+    LEFT = "left"  # it drained and said goodbye
     LOST = "lost"
     REFUSED = "refused"
 
@@ -64,6 +66,7 @@ class MemberGone:
     incarnation: Incarnation
     worker_id: WorkerId
     reason: str
+    in_order: bool = False  # it drained and said goodbye
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +82,12 @@ ViewAction = MemberGone | SendPeers
 
 @dataclass(frozen=True, slots=True)
 class FormerWorker:
-    """What is remembered of a worker that was lost or refused."""
+    """What is remembered of a worker that left, was lost or was refused."""
 
     worker_id: str
     incarnation: str
     role: Role
+    state: WorkerState
     reason: str
     at: float
 
@@ -95,7 +99,7 @@ class ClusterView:
         self.identity: WorkerInfo | None = None  # the first worker's: model, fingerprint, block size
         self.members: dict[Incarnation, Member] = {}
         self.links: dict[tuple[Incarnation, Incarnation], LinkReport] = {}  # (prefill, decode)
-        self.lost: OrderedDict[str, FormerWorker] = OrderedDict()
+        self.former: OrderedDict[str, FormerWorker] = OrderedDict()  # left or lost
         self.refused: OrderedDict[str, FormerWorker] = OrderedDict()
 
     # -- events -----------------------------------------------------------------------------------------------------
@@ -106,7 +110,8 @@ class ClusterView:
         if refusal is not None:
             info = message.worker
             name = info.worker_id[:_MAX_NAME]
-            _remember(self.refused, FormerWorker(name, info.incarnation[:_MAX_NAME], info.role, refusal.reason, now))
+            incarnation = info.incarnation[:_MAX_NAME]
+            _remember(self.refused, FormerWorker(name, incarnation, info.role, WorkerState.REFUSED, refusal.reason, now))
         return refusal
 
     def evict_predecessors(self, info: WorkerInfo, now: float) -> list[ViewAction]:
@@ -123,7 +128,7 @@ class ClusterView:
         if self.identity is None:
             self.identity = info
         self.members[info.incarnation] = Member(info, now + self._settings.lease_s)
-        self.lost.pop(info.worker_id, None)
+        self.former.pop(info.worker_id, None)
         self.refused.pop(info.worker_id, None)
         if info.role is Role.DECODE:
             return self._tell_prefill()
@@ -155,15 +160,24 @@ class ClusterView:
         if member is not None:
             member.draining = True
 
-    def gone(self, incarnation: Incarnation, reason: str, now: float) -> list[ViewAction]:
-        """The worker's channel ended, or it left, or it fell silent; unknown ones are ignored."""
+    def said_goodbye(self, incarnation: Incarnation, now: float) -> list[ViewAction]:
+        """The worker closes its channel. One that did not drain before had to: its engine died."""
+        member = self.members.get(incarnation)
+        if member is not None and member.draining:
+            return self.gone(incarnation, "drained", now, WorkerState.LEFT)
+        return self.gone(incarnation, "it ended without draining: its log says why", now)
+
+    def gone(
+        self, incarnation: Incarnation, reason: str, now: float, state: WorkerState = WorkerState.LOST
+    ) -> list[ViewAction]:
+        """Nothing comes from this worker any more; unknown ones are ignored."""
         member = self.members.pop(incarnation, None)
         if member is None:
             return []
         info = member.info
-        _remember(self.lost, FormerWorker(info.worker_id, incarnation, info.role, reason, now))
+        _remember(self.former, FormerWorker(info.worker_id, incarnation, info.role, state, reason, now))
         self.links = {pair: report for pair, report in self.links.items() if incarnation not in pair}
-        actions: list[ViewAction] = [MemberGone(incarnation, info.worker_id, reason)]
+        actions: list[ViewAction] = [MemberGone(incarnation, info.worker_id, reason, state is WorkerState.LEFT)]
         if info.role is Role.DECODE:
             actions += self._tell_prefill()
         return actions

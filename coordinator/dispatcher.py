@@ -199,7 +199,7 @@ class Dispatcher:
             case Leaving():
                 if self._is_of(worker, message.incarnation, session):
                     if message.finished:
-                        self._carry_out(self.view.gone(worker, "it left", now))
+                        self._carry_out(self.view.said_goodbye(worker, now))
                     else:
                         self.view.draining(worker)
             case Register():
@@ -322,8 +322,8 @@ class Dispatcher:
                 self._member_gone(action)
 
     def _member_gone(self, gone: MemberGone) -> None:
-        _log.warning("worker %s is gone: %s", gone.worker_id, gone.reason)
-        self.counters["worker_gone"] += 1
+        _log.log(logging.INFO if gone.in_order else logging.WARNING, "worker %s is gone: %s", gone.worker_id, gone.reason)
+        self.counters["worker_left" if gone.in_order else "worker_gone"] += 1
         worker = gone.incarnation
         session = self._sessions.pop(worker, None)
         if session is not None:

@@ -156,6 +156,12 @@ class GrammarChecker:
         return _first_line(matcher.get_error()) if matcher.is_error() else None
 
 
+# The library's word for a start symbol of which no text can be made.
+_ENDLESS = ("NoExtensionBias", "it refers to itself without end")
+
+
 def _first_line(text: str) -> str:
     lines = text.strip().splitlines()
+    if lines and lines[0] == _ENDLESS[0]:
+        return _ENDLESS[1]
     return lines[0][:300] if lines else "it cannot be used"

@@ -53,7 +53,8 @@ class ToolCallReader:
         return _joined(events)
 
     def finish(self) -> list[ToolEvent]:
-        """What was held back: an unfinished call that has begun stays one, anything else is content."""
+        """What was held back: an unfinished call that has begun stays one, white space and half a tag behind a call are
+        nothing, and anything else is content."""
         events: list[ToolEvent] = []
         call, self._call = self._call, None
         if call is not None and not call.begun:
@@ -61,6 +62,8 @@ class ToolCallReader:
         elif self._text and (call is None or not call.begun):
             if self._llama and self.num_calls:
                 self._text = self._text.strip("; \n")
+            elif self.num_calls and _BEGIN.startswith(self._text.strip()):
+                self._text = ""  # the limit cut the next call's opening tag
             if self._text.strip() or not self.num_calls:
                 events.append(Content(self._text))
         self._text = ""

@@ -88,7 +88,7 @@ def create_app(
     app.add_api_route("/metrics", health.metrics, methods=["GET"], response_model=None)
     app.add_api_route("/cluster", health.cluster, methods=["GET"], response_model=None)
     install_error_handlers(app)
-    install_openapi(app, model_name)
+    install_openapi(app, model_name, text.vocab_size, settings.max_choices)
     keys = KeyRing(settings.api_keys, settings.api_keys_file, clock)
     app.add_middleware(FrontLayer, settings=settings, keys=keys, metrics=counted, clock=clock)
     return app

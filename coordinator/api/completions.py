@@ -2,7 +2,8 @@
 
 Logprobs: `tokens` are texts (`bytes:\\xf0\\x9f` for a token that is no text by itself), `top_logprobs` always holds the
 drawn token as well, and `text_offset` counts characters from the start of `text`, which begins with the prompt only with
-`echo`. With `echo` the prompt's tokens come first; the very first one has no logprob.
+`echo`. With `echo` the prompt's tokens come first; the very first one has no logprob. The token that ends a choice comes
+last, so that `completion_tokens` of them are there unless a stop string cut some off: evaluation harnesses count on it.
 """
 
 from __future__ import annotations

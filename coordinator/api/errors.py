@@ -6,6 +6,7 @@ ClientGone    the client closed the connection; nobody reads an answer
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -98,25 +99,34 @@ _WORDS = {
 }
 
 
+_SHOULD_HAVE = re.compile(r"^(String|List|Dictionary) should have")
+_UNION_TAGS = ("<str>", "<list>", "<object>")
+_MAX_NAME_CHARS = 100  # of a field that nobody knows
+
+
 def from_validation_error(error: ValidationError) -> ApiError:
     """The first problem, with its path as `param`; never the rejected value."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     param = path_of(first["loc"])
     if first["type"] == "extra_forbidden":
+        *above, name = first["loc"]
+        outer = path_of(tuple(above))
+        param = f"{outer}.{name}"[: len(outer) + 1 + _MAX_NAME_CHARS] if outer else str(name)[:_MAX_NAME_CHARS]
         return bad_request(f"Unrecognized request argument: {param}", param=param, code="unknown_parameter")
     words = _WORDS.get(first["type"])
     if words is None:
         words = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        words = _SHOULD_HAVE.sub("must have", words).replace(" after validation,", ",")
     return bad_request(f"{param or 'The body'} {words}", param=param or None)
 
 
 def path_of(loc: tuple[int | str, ...]) -> str:
-    """``("messages", 0, "content")`` to ``messages[0].content``; union tags (``<…>``) are no part of a path."""
+    """``("messages", 0, "content")`` to ``messages[0].content``; union tags are no part of a path."""
     path = ""
     for part in loc:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif not part.startswith("<"):
+        elif part not in _UNION_TAGS:
             path += f".{part}" if path else part
     return path
 

@@ -41,6 +41,8 @@ class FrontLayer:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
+        if scope["method"] == "HEAD":  # as GET; the server below, whose scope this is not, sends no body
+            scope = {**scope, "method": "GET"}
         headers = Headers(scope=scope)
         request_id = request_id_for(headers.get("x-request-id"))
         status = 499  # until something was answered

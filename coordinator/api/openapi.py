@@ -1,4 +1,4 @@
-"""What /openapi.json says of the bodies: handlers read them themselves, so FastAPI cannot know."""
+"""What /openapi.json says of bodies and answers: handlers read and write them themselves, so FastAPI cannot know."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from coordinator.api.answer_schemas import ERROR, content_of
 from coordinator.api.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 _BODIES: dict[str, type[BaseModel]] = {
@@ -29,71 +30,84 @@ _ERRORS = {
     "500": "the server failed",
     "503": "may be tried again; see Retry-After",
 }
-_ERROR_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
-_PROMPT: dict[str, Any] = {
+_TEXT: dict[str, Any] = {
     "anyOf": [
-        {"type": "string", "minLength": 1},
-        {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
-        {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
-        {
-            "type": "array",
-            "minItems": 1,
-            "items": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
-        },
+        {"type": "string"},
+        {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/TextPart"}},
     ]
 }
 
 
-def install_openapi(app: FastAPI, model_name: str) -> None:
-    """Make /openapi.json describe request bodies and errors."""
+def install_openapi(app: FastAPI, model_name: str, vocab_size: int, max_choices: int) -> None:
+    """Make /openapi.json describe request bodies, answers and errors."""
     made: dict[str, Any] = {}
 
     def describe() -> dict[str, Any]:
         if not made:
-            made.update(_described(app, model_name))
+            made.update(_described(app, model_name, vocab_size, max_choices))
         return made
 
     app.openapi = describe  # type: ignore[method-assign]
 
 
-def _described(app: FastAPI, model_name: str) -> dict[str, Any]:
+def _described(app: FastAPI, model_name: str, vocab_size: int, max_choices: int) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    schemas["Error"] = _ERROR_SCHEMA
+    schemas["Error"] = ERROR
     for path, model in _BODIES.items():
         schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-        schemas.update(schema.pop("$defs", {}))
+        parts = schema.pop("$defs", {})
+        if "ChatMessage" in parts:
+            parts["ChatMessage"] = _message(parts["ChatMessage"]["properties"])
+        schemas.update(parts)
         if model is CompletionRequest:
-            schema["properties"]["prompt"] = _PROMPT
+            schema["properties"]["prompt"] = _prompt(vocab_size)
+        if "n" in schema["properties"]:
+            schema["properties"]["n"]["maximum"] = max_choices
         schema["properties"]["model"] = {"type": "string", "enum": [model_name]}
         schemas[model.__name__] = schema
         content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
         document["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}
     one_model = document["paths"]["/v1/models/{model_id}"]["get"]
-    one_model["parameters"] = [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    one_model["parameters"] = [{"name": "model_id", "in": "path", "required": True, "schema": {"enum": [model_name]}}]
     failure = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    for methods in document["paths"].values():
-        for operation in methods.values():
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
             responses = operation["responses"]
             responses.pop("422", None)
-            responses["200"] = {"description": "the answer"}
+            responses["200"] = {"description": "the answer", "content": content_of(path, method)}
             for status, words in _ERRORS.items():
                 responses[status] = {"description": words, "content": failure}
     document["paths"]["/ready"]["get"]["responses"]["503"] = {"description": "no request could be served now"}
     document["paths"]["/health"]["get"]["responses"]["503"] = {"description": "the coordinator does not hold together"}
     return document
+
+
+def _prompt(vocab_size: int) -> dict[str, Any]:
+    text = {"type": "string", "minLength": 1}
+    ids = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": vocab_size - 1}}
+    lists = [{"type": "array", "minItems": 1, "items": item} for item in (text, ids)]
+    return {"anyOf": [text, ids, *lists]}
+
+
+def _message(fields: dict[str, Any]) -> dict[str, Any]:
+    """Which fields belong to which role; pydantic checks that behind the types, where its own schema does not show it."""
+    name, calls, call_id = fields["name"], fields["tool_calls"], {"type": "string", "minLength": 1, "maxLength": 128}
+
+    def of_role(*roles: str, **required: Any) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": {"role": {"enum": list(roles)}, "name": name, **required},
+            "required": ["role", *required],
+            "additionalProperties": False,
+        }
+
+    calling = of_role("assistant", tool_calls={**calls["anyOf"][0], "minItems": 1})
+    calling["properties"]["content"] = {"anyOf": [*_TEXT["anyOf"], {"type": "null"}]}
+    return {
+        "anyOf": [
+            of_role("system", "developer", "user", "assistant", content=_TEXT),
+            calling,
+            of_role("tool", content=_TEXT, tool_call_id=call_id),
+        ]
+    }

@@ -53,6 +53,7 @@ class Plan:
     stream: bool
     include_usage: bool
     timeout_s: float | None = None  # for the whole request
+    end_logprobs: bool = False  # the token that ends a choice has logprobs too
     shown_special_ids: frozenset[int] = frozenset()  # special tokens whose text is part of the output: tags of tool calls
 
     @property
@@ -92,7 +93,7 @@ class RequestBuilder:
         if request.max_tokens == 0 and not request.echo:
             raise bad_request("max_tokens can be 0 only with echo", param="max_tokens")
         prompts = self._completion_prompts(request.prompt, request.echo)
-        return self._plan(
+        plan = self._plan(
             request,
             prompts,
             request.max_tokens,
@@ -103,6 +104,7 @@ class RequestBuilder:
             best_of=best_of,
             prompt_logprobs=request.logprobs if request.echo else None,
         )
+        return replace(plan, end_logprobs=True)
 
     def chat(self, request: ChatRequest, grammar: str = "", tools: ToolUse | None = None) -> Plan:
         """
@@ -223,6 +225,9 @@ class RequestBuilder:
         num_choices = request.n if best_of is None else best_of
         if request.stream_options is not None and not request.stream:
             raise bad_request("stream_options needs stream: true", param="stream_options")
+        if request.stream_options is not None and request.stream_options.include_obfuscation:
+            param = "stream_options.include_obfuscation"
+            raise bad_request(f"{param} is not offered by this server", param=param, code="unsupported_parameter")
         if request.n > self._settings.max_choices:
             raise bad_request(f"n must be at most {self._settings.max_choices}", param="n")
         if len(prompts) * num_choices > self._settings.max_sequences:

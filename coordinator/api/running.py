@@ -173,7 +173,10 @@ class RunningRequest:
         generation: Generation = _Nothing() if nothing_to_do else await generator.submit(planned.spec, policy)
         hidden = self._tokenizer.special_ids - self.plan.shown_special_ids
         detokenizer = Detokenizer(self._tokenizer.token_bytes, hidden)
-        text = ChoiceStream(detokenizer, self.plan.stop_strings, self.plan.include_stop, self.plan.num_logprobs is not None)
+        plan = self.plan
+        text = ChoiceStream(
+            detokenizer, plan.stop_strings, plan.include_stop, plan.num_logprobs is not None, plan.end_logprobs
+        )
         self.choices.append(RunningChoice(planned, generation, text, self._metrics, self._clock, self._began))
 
     async def _collect(self, choice: RunningChoice) -> ChoiceResult:

@@ -26,6 +26,7 @@ def _str_or_list(value: Any) -> str | None:
 
 class StreamOptions(_Strict):
     include_usage: bool | None = None
+    include_obfuscation: Annotated[bool | None, Field(json_schema_extra={"enum": [False, None]})] = None  # true is refused
 
 
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]

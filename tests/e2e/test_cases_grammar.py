@@ -142,11 +142,12 @@ async def test_I1_bad_schemas_beside_a_stream_that_goes_on(fake: Served, policy:
 
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A decode pool for about one and a half of the requests below."""
+    """A decode pool for about one and a half of the requests below, and steps long enough for them to meet in it."""
     directory = tmp_path_factory.mktemp("crowded")
     model_dir = fake_model_dir(directory / "model")
     write_tiny_tokenizer(model_dir, VOCAB_SIZE)
-    environ = model_environ(model_dir=model_dir, runner="fake", served_model="m", block_size=8, num_blocks=40)
+    sizes = {"block_size": 8, "num_blocks": 40, "fake_step_s": 0.002}
+    environ = model_environ(model_dir=model_dir, runner="fake", served_model="m", **sizes)
     with kvrelay_up(directory / "run", "--policy", "always", environ=environ) as running:
         yield Served(running, model_dir)
 

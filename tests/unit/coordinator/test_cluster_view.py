@@ -110,7 +110,7 @@ def test_silence_ends_a_lease_and_a_heartbeat_keeps_it() -> None:
         view.heard(Incarnation("d0@1"), now)
         gone += [(action.incarnation, now) for action in view.tick(now) if isinstance(action, MemberGone)]
     assert gone == [("d1@1", 3.0)]
-    assert view.lost["d1"].reason == "silent for 3 s"
+    assert (view.former["d1"].state, view.former["d1"].reason) == (WorkerState.LOST, "silent for 3 s")
 
 
 def test_time_in_which_the_coordinator_stood_still_is_no_workers_silence() -> None:
@@ -132,10 +132,20 @@ def test_draining_takes_no_work_but_stays_a_peer_until_it_is_gone() -> None:
     assert view.usable_pairs() == frozenset()
     assert [peer.worker_id for peer in view.decode_peers().peers] == ["d0"]
     assert view.members[Incarnation("d0@1")].state is WorkerState.DRAINING
-    actions = view.gone(Incarnation("d0@1"), "it left", 1.0)
+    actions = view.said_goodbye(Incarnation("d0@1"), 1.0)
     assert [type(action) for action in actions] == [MemberGone, SendPeers]
-    assert view.gone(Incarnation("d0@1"), "again", 1.0) == []
+    assert view.former["d0"].state is WorkerState.LEFT
+    assert view.said_goodbye(Incarnation("d0@1"), 1.0) == []
     assert view.links == {}
+
+
+def test_a_goodbye_without_draining_is_no_leaving_in_order() -> None:
+    view = ClusterView(SETTINGS, 0.0)
+    joined(view, worker_info("d0", Role.DECODE))
+    [gone] = view.said_goodbye(Incarnation("d0@1"), 1.0)  # its engine died
+    assert isinstance(gone, MemberGone)
+    assert not gone.in_order
+    assert view.former["d0"].state is WorkerState.LOST
 
 
 def test_a_heartbeat_that_says_draining_drains() -> None:

@@ -138,7 +138,7 @@ async def test_the_cluster_can_be_seen() -> None:
         gone = await b.worker("d1", Role.DECODE)
         await prefill.heard(DecodePeers, 3)
         await gone.die()
-        await b.until(lambda: "d1" in b.dispatcher.view.lost)
+        await b.until(lambda: "d1" in b.dispatcher.view.former)
 
         report = json.loads(json.dumps(b.dispatcher.cluster()))
         assert {(w["id"], w["state"]) for w in report["workers"]} == {("p0", "ready"), ("d0", "ready"), ("d1", "lost")}

@@ -109,6 +109,9 @@ async def test_a_worker_drains_and_leaves() -> None:
         await decode.send(Leaving(decode.info.incarnation, finished=True))
         await decode.stop()
         assert list(b.dispatcher.view.members) == ["d1@1"]
+        states = {row["id"]: row["state"] for row in b.dispatcher.cluster()["workers"]}  # type: ignore[attr-defined]
+        assert states == {"d0": "left", "d1": "ready"}
+        assert (b.dispatcher.counters["worker_left"], b.dispatcher.counters["worker_gone"]) == (1, 0)
 
 
 async def test_the_coordinator_drains() -> None:

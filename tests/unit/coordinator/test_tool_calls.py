@@ -38,6 +38,8 @@ CASES = [
     (HERMES, "a < b <tool", "a < b <tool", []),
     (HERMES, f"Let me see.\n\n{CALL_A}", "Let me see.", ["a"]),
     (HERMES, f"{CALL_A}\n{CALL_B}", "", ["a", "b"]),
+    (HERMES, f"{CALL_A}\n<tool_", "", ["a"]),
+    (HERMES, f"{CALL_A}\n<tools", "\n<tools", ["a"]),
     (HERMES, f"one {CALL_A} two {CALL_B} three", "one two three", ["a", "b"]),
     (HERMES, "<tool_call>no json</tool_call> more", "<tool_call>no json</tool_call> more", []),
     (HERMES, '<tool_call>{"nam": 1}</tool_call>', '<tool_call>{"nam": 1}</tool_call>', []),

@@ -4,8 +4,10 @@ import gzip
 import json
 import logging
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+import httpx
 import pytest
 from api_client import CH, C, Door, assert_error, events
 from scripted_generator import ScriptedGenerator
@@ -13,6 +15,7 @@ from scripted_generator import ScriptedGenerator
 from coordinator.generation import GenerationError
 
 MakeDoor = Callable[..., Door]
+Serve = Callable[[Door], AbstractAsyncContextManager[str]]
 JSON = {"content-type": "application/json"}
 GOOD = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 1})
 
@@ -98,6 +101,18 @@ async def test_404_and_405_have_the_error_object(door: MakeDoor) -> None:
     response = await front.client.get(C)
     assert_error(response, 405, code="method_not_allowed")
     assert response.headers["allow"] == "POST"
+
+
+async def test_head_is_taken_where_get_is(door: MakeDoor, served: Serve) -> None:
+    """As load balancers ask; behind a real server, whose answer has no body."""
+    front = door()
+    async with served(front) as url, httpx.AsyncClient(base_url=url) as client:
+        for path in ("/health", "/ready", "/v1/models", "/v1/models/tiny"):
+            answer = await client.head(path)
+            assert (answer.status_code, answer.content) == (200, b""), path
+            assert answer.headers["content-length"] == (await client.get(path)).headers["content-length"]
+        assert (await client.head("/nowhere")).status_code == 404
+        assert (await client.head(C)).status_code == 405
 
 
 async def test_H5_request_ids_are_echoed_and_never_used_inside(door: MakeDoor) -> None:

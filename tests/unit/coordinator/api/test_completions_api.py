@@ -254,6 +254,20 @@ async def test_E9_more_logprobs_than_the_cap_are_refused(door: MakeDoor) -> None
         assert "5" in error["message"] or "integer" in error["message"] or "0" in error["message"]
     assert_error(await front.post(C, suffix="x"), 400, "suffix", "unsupported_parameter")
     assert_error(await front.post(C, frobnicate=1), 400, "frobnicate", "unknown_parameter")
+    assert_error(await front.post(C, **{"<script>": 1}), 400, "<script>", "unknown_parameter")
+    assert_error(await front.post(C, **{"<str>": 1}), 400, "<str>", "unknown_parameter")
+    assert_error(await front.post(C, **{"x" * 100_000: 1}), 400, "x" * 100, "unknown_parameter")
+    assert_error(await front.post(C, stream=True, stream_options={"a": 1}), 400, "stream_options.a", "unknown_parameter")
+    refused = await front.post(C, stream=True, stream_options={"include_obfuscation": True})
+    assert_error(refused, 400, "stream_options.include_obfuscation", "unsupported_parameter")
+    assert (await front.post(C, stream=True, stream_options={"include_obfuscation": False})).status_code == 200
+    for field, value, words in (
+        ("stop", "", "must have at least 1 character"),
+        ("stop", ["a"] * 5, "must have at most 4 items, not 5"),
+        ("stop_token_ids", [1] * 129, "must have at most 128 items, not 129"),
+    ):
+        error = assert_error(await front.post(C, **{field: value}), 400, field)
+        assert error["message"] == f"{field} {words}"
 
 
 @pytest.mark.parametrize("seed", [2**63, 2**64, -(2**63) - 1, 10**20, "100", 1.5, True])
@@ -331,3 +345,18 @@ async def test_F11_L3_end_token_first_gives_empty_text(door: MakeDoor) -> None:
     assert whole["usage"]["completion_tokens"] == 1
     chunks = events(await front.post(C, logit_bias={str(EOS): 100}, max_tokens=9, stream=True))
     assert [(chunk["choices"][0]["text"], chunk["choices"][0]["finish_reason"]) for chunk in chunks] == [("", "stop")]
+
+
+@pytest.mark.parametrize("bias", [{}, {str(EOS): 100}], ids=["any token", "end token"])
+async def test_E1_an_evaluation_gets_one_logprob_more_than_its_prompt_has_tokens(
+    door: MakeDoor, bias: dict[str, int]
+) -> None:
+    """lm-evaluation-harness drops the last logprob unseen: with an end token drawn, it must not be the prompt's."""
+    front = door()
+    asked = {"prompt": [70, 71, 72], "echo": True, "logprobs": 1, "max_tokens": 1, "seed": 5, "logit_bias": bias}
+    whole = (await front.post(C, **asked)).json()["choices"][0]
+    assert {len(values) for values in whole["logprobs"].values()} == {4}
+    chunks = events(await front.post(C, **asked, stream=True))
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"][0]["logprobs"]]
+    for key, values in whole["logprobs"].items():
+        assert [value for part in parts for value in part[key]] == values

@@ -66,6 +66,7 @@ async def test_I1_I3_a_bad_or_unsupported_schema_is_a_400(door: MakeDoor, schema
         ("grammar", "start: /(/"),
         ("grammar", 'root ::= "a" b'),
         ("grammar", "no grammar at all"),
+        ("grammar", "start: start"),
     ],
     ids=lambda value: str(value)[:30],
 )

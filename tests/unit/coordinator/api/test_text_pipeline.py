@@ -24,8 +24,11 @@ def pieces(text: TextModel, ids: list[int]) -> list[str]:
     return [detokenizer.push(token_id) for token_id in ids]
 
 
-def stream(text: TextModel, *stops: str, include: bool = False, logprobs: bool = False) -> ChoiceStream:
-    return ChoiceStream(Detokenizer(text.tokenizer.token_bytes, text.tokenizer.special_ids), stops, include, logprobs)
+def stream(
+    text: TextModel, *stops: str, include: bool = False, logprobs: bool = False, end_logprob: bool = False
+) -> ChoiceStream:
+    detokenizer = Detokenizer(text.tokenizer.token_bytes, text.tokenizer.special_ids)
+    return ChoiceStream(detokenizer, stops, include, logprobs, end_logprob)
 
 
 @pytest.mark.parametrize("char", ["😀", "🫠", "龜", "𝄞", "é", "👩‍💻", "🇺🇸"])
@@ -140,6 +143,11 @@ def test_F11_end_token_counts_but_is_not_shown(text: TextModel) -> None:
     assert "".join(delta.text for delta in deltas) == "dog"
     assert deltas[-1] == Delta("", (), "stop")
     assert choice.num_tokens == len(ids_of(text, "dog")) + 1
+    # Where it was asked for, its logprob comes last.
+    choice = stream(text, logprobs=True, end_logprob=True)
+    deltas = feed(choice, [*ids_of(text, "dog"), EOS], FinishReason.STOP, 1, logprobs=0)
+    [ended] = deltas[-1].logprobs
+    assert (ended.sampled.token_id, ended.text_offset, deltas[-1].text) == (EOS, 3, "")
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])
