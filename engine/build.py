@@ -20,7 +20,7 @@ from engine.engine_config import EngineConfig
 from engine.engine_thread import EngineThread
 from engine.errors import ModelFilesError
 from engine.fake_runner import FakeRunner, fake_layout
-from engine.grammars import Grammars
+from engine.grammar_state import GrammarFactory
 from engine.messages import EngineEvent
 from engine.model_config import ModelConfig, load_model_config
 from engine.model_files import fingerprint
@@ -111,15 +111,19 @@ def build_engine(
     kv_memory: memoryview,
     on_events: Callable[[tuple[EngineEvent, ...]], object],
     on_failure: Callable[[BaseException], object],
+    grammars: GrammarFactory | None = None,
 ) -> EngineThread:
-    """Load the weights and make the engine; `start` is the caller's. `kv_memory` stays the caller's."""
+    """Load the weights and make the engine; `start` is the caller's. `kv_memory` stays the caller's.
+
+    Args:
+        grammars: None: sequences with a grammar are rejected.
+    """
     runner = _build_runner(options, shape, kv_memory)
     config = EngineConfig(
         max_batched_tokens=options.max_batched_tokens,
         max_num_sequences=options.max_num_sequences,
         prefill_chunk=options.prefill_chunk,
     )
-    grammars = Grammars.load(shape.model_dir, shape.model.vocab_size)
     core = EngineCore(config, shape.layout, shape.num_blocks, shape.max_model_len, grammars)
     return EngineThread(core, runner, on_events, on_failure=on_failure)
 

@@ -4,9 +4,9 @@
                                                           tokenizer.json  tokenizer_config.json  chat_template.jinja
                                                           conversion.json (what it was made from)
 
-This is the one file that imports transformers: nothing on a worker's path imports it. The work happens in a sibling
-directory that is renamed at the end, under a lock: a killed conversion leaves no half model, the next one removes what it
-left, and two at once do the work once.
+This file and `engine/models/transformers_model.py` alone import transformers: nothing does on the path of a worker whose
+model has layers here. The work happens in a sibling directory that is renamed at the end, under a lock: a killed conversion
+leaves no half model, the next one removes what it left, and two at once do the work once.
 """
 
 from __future__ import annotations
@@ -83,7 +83,10 @@ def _convert_into(source: Path, work: Path, on_progress: Progress) -> None:
             arguments |= {"dtype": torch.bfloat16, "quantization_config": transformers.GgufConfig(dequantize=True)}
         else:
             arguments |= {"dtype": "auto"}
-        model = transformers.AutoModelForCausalLM.from_pretrained(where, local_files_only=True, **arguments)
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        model, found = load(where, local_files_only=True, output_loading_info=True, **arguments)
+        if missing := sorted(found["missing_keys"]):  # transformers has filled them with random numbers
+            raise ModelFilesError(f"{source} lacks {len(missing)} weights, such as {missing[0]}")
         on_progress("writing the weights", 0.8)
         _drop_quantization(model)
         model.save_pretrained(work)

@@ -65,7 +65,11 @@ class LayerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A model, as the runner builds it."""
+    """A model, as the runner builds it.
+
+    With `own_layers` off its layers are transformers' own: then the sizes of heads, layers, vocabulary and context say what
+    the KV pool and the cluster need, and what lies between them (norms, activation, rotation, biases) says nothing.
+    """
 
     family: str
     vocab_size: int
@@ -82,6 +86,7 @@ class ModelConfig:
     norm_eps: float
     activation: Activation
     tied_head: bool
+    own_layers: bool = True
     norms: Norms = Norms.PRE
     qk_norm: QkNorm = QkNorm.NONE
     unit_offset_norm: bool = False  # Gemma's norm multiplies by 1 + weight

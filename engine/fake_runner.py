@@ -14,9 +14,10 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -200,7 +201,9 @@ def reference_output(
             output=tuple(output) if history else (),
         )
         if spec.grammar and grammars is not None:
-            request = replace(request, allowed=grammars.start(spec.grammar, output).allowed(stop.end_token_ids))
+            request = msgspec.structs.replace(
+                request, allowed=grammars.start(spec.grammar, output).allowed(stop.end_token_ids)
+            )
         drawn.append(_draw(digest, request, vocab_size))
         tokens.append(drawn[-1].token_id)
         finish = finish_reason_after(stop, len(output) + 1, tokens[-1], max_model_len - len(tokens))

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from wire.ids import BlockId, RequestId
 from wire.sequence import FinishReason, SampledToken, SequenceSpec
 
@@ -78,8 +80,7 @@ class Reserved:
     num_cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksComputed:
+class BlocksComputed(msgspec.Struct, frozen=True, gc=False):
     """Of an exported sequence, after each step: the KV of `num_tokens` tokens from the start lies in `block_ids`."""
 
     request_id: RequestId
@@ -96,8 +97,7 @@ class SequenceTimes:
     num_cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class TokensSampled:
+class TokensSampled(msgspec.Struct, frozen=True, gc=False):
     """`first_index` counts output tokens, resumed ones included. `times` comes with a sequence's first tokens here, and
     `prompt`, the prompt's tokens with their log-probabilities, if they were asked for (the first one has none).
     With `finish`, the sequence is over and (unless exported) its blocks are the engine's again."""

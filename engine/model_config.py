@@ -12,6 +12,7 @@ from engine.config_fields import ConfigFields
 from engine.decoder_config import LayerConfig, ModelConfig, RopeConfig
 from engine.errors import ModelFilesError, UnsupportedModel
 from engine.model_families import FAMILIES
+from engine.other_families import other_family
 
 __all__ = ["LayerConfig", "ModelConfig", "RopeConfig", "load_model_config", "parse_model_config", "read_json"]
 
@@ -39,14 +40,13 @@ def load_model_config(path: Path) -> ModelConfig:
 def parse_model_config(values: Mapping[str, Any]) -> ModelConfig:
     """The same for a config.json that has been read already."""
     fields = ConfigFields(values)
-    family = fields.text("model_type")
-    parse = FAMILIES.get(family)
-    if parse is None:
-        raise UnsupportedModel(f"model family {family!r} is not supported; supported: {', '.join(sorted(FAMILIES))}")
+    parse = FAMILIES.get(fields.text("model_type"))
     quantization = fields.nested("quantization_config")
     if quantization is not None:
         method = quantization.text("quant_method", "unknown")
         raise UnsupportedModel(f"quantised weights ({method}) are not supported; convert the model to bfloat16 first")
+    if parse is None:
+        return other_family(fields, FAMILIES)
     for name in _MOE_FIELDS:
         if fields.has(name) and fields.integer(name) > 1:
             raise UnsupportedModel(f"mixture-of-experts models ({name}) are not supported")

@@ -6,8 +6,10 @@ are computed for the rows that are sampled or scored, and for no others.
 
 from __future__ import annotations
 
+import importlib
 import logging
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -75,6 +77,10 @@ def load_runner(
 
 def _load(path: Path, config: ModelConfig, pool: KvPool, choice: str) -> StepModel:
     dtype = TORCH_DTYPES[pool.layout.dtype]
+    if not config.own_layers:  # the one path on which a worker loads transformers
+        module: Any = importlib.import_module("engine.models.transformers_model")
+        model: StepModel = module.load_transformers_model(path, config, pool)
+        return model
     hindrance = why_not_compiled(config, pool.layout.dtype)
     if choice == "auto" and hindrance is not None:
         logger.warning("this model runs without compiled kernels, and slower: %s", hindrance)

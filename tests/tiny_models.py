@@ -31,6 +31,13 @@ _COMMON: dict[str, Any] = {
     "max_position_embeddings": 256,
     "initializer_range": 0.2,  # large enough that greedy choices differ clearly
 }
+_PLAIN: dict[str, Any] = {
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+}
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10_000.0,
@@ -92,7 +99,23 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2, "logits_scaling": 2.0},
     ),
     "olmo2": ("Olmo2Config", _COMMON),
+    # Families whose layers are transformers' own.
+    "opt": ("OPTConfig", _PLAIN | {"ffn_dim": 80, "word_embed_proj_dim": 48, "init_std": 0.2}),
+    "gpt_neox": ("GPTNeoXConfig", _PLAIN | {"intermediate_size": 80, "rotary_pct": 0.5}),
+    "starcoder2": ("Starcoder2Config", _COMMON | {"sliding_window": WINDOW}),
+    "phi": ("PhiConfig", _COMMON | {"partial_rotary_factor": 0.5}),
+    "mixtral": ("MixtralConfig", _COMMON | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gpt_bigcode": (
+        "GPTBigCodeConfig",
+        {"n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 256, "initializer_range": 0.2},
+    ),
+    # Families that cannot be served.
+    "bloom": ("BloomConfig", {"hidden_size": 48, "n_layer": 2, "n_head": 6}),
+    "stablelm": ("StableLmConfig", _COMMON),
+    "gpt_oss": ("GptOssConfig", _COMMON | {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}),
 }
+_OTHERS = ("opt", "gpt_neox", "starcoder2", "phi", "mixtral", "gpt_bigcode")
+_REFUSED = ("bloom", "stablelm", "gpt_oss")
 
 FAMILIES: tuple[str, ...] = (
     "llama",
@@ -107,15 +130,18 @@ FAMILIES: tuple[str, ...] = (
     "gpt2",
 )
 FAMILIES += ("granite", "olmo2")
-VARIANTS: tuple[str, ...] = tuple(_CONFIGS)
+VARIANTS: tuple[str, ...] = tuple(name for name in _CONFIGS if name not in (*_OTHERS, *_REFUSED))
 """Families and further variants of some (biases, rope types, windows)."""
+OTHER_FAMILIES: tuple[str, ...] = _OTHERS
+"""Served through transformers' own classes."""
+REFUSED_FAMILIES: tuple[str, ...] = _REFUSED
 
 
 def make_tiny_model(family: str, directory: Path, vocab_size: int = 320, seed: int = 0) -> Path:
     """Write a random model and its tokenizer into `directory`, and return it.
 
     Args:
-        family: one of VARIANTS.
+        family: one of VARIANTS, OTHER_FAMILIES, REFUSED_FAMILIES.
         vocab_size: at least 259: 256 bytes and the special tokens. Ids past those decode to placeholder words.
     """
     class_name, arguments = _CONFIGS[family]

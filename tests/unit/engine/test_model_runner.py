@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -67,7 +67,7 @@ def test_a_step_writes_into_its_own_blocks_alone(directory: Path, kernels: str) 
         return {block for block in range(NUM_BLOCKS) if any(memory[block * size : (block + 1) * size])}
 
     # 1. A chunk that is not the last draws nothing; it fills block 3 and one slot of block 7.
-    chunk = replace(scheduled(tuple(range(10, 19)), blocks=(3, 7)), sample=None)
+    chunk = msgspec.structs.replace(scheduled(tuple(range(10, 19)), blocks=(3, 7)), sample=None)
     assert runner.execute(StepPlan(4, (chunk,))).sampled == {}
     assert touched() == {3, 7}
     # 2. Its KV moves to other blocks, byte by byte, as a hand-off does: the next token is the same.
@@ -116,7 +116,7 @@ def test_seeded_draws_do_not_depend_on_the_step_they_happen_in(directory: Path, 
     runner = load(directory, kernels=kernels)
     mine = scheduled(tuple(range(20, 33)), blocks=(0, 1), temperature=1.0, seed=11)
     alone = runner.execute(StepPlan(0, (mine,))).sampled[NAME]
-    mate = replace(scheduled((4, 5), blocks=(5,), temperature=1.0), request_id=RequestId("b"))
+    mate = msgspec.structs.replace(scheduled((4, 5), blocks=(5,), temperature=1.0), request_id=RequestId("b"))
     assert runner.execute(StepPlan(9, (mate, mine))).sampled[NAME] == alone
 
 
@@ -267,11 +267,18 @@ def test_conversion_refuses_what_it_cannot_read(directory: Path, tmp_path: Path)
     unknown = tmp_path / "unknown"
     shutil.copytree(directory, unknown)
     values = json.loads((unknown / "config.json").read_text())
-    (unknown / "config.json").write_text(json.dumps(values | {"model_type": "bert"}))
+    (unknown / "config.json").write_text(json.dumps(values | {"model_type": "mamba"}))
+    incomplete = tmp_path / "incomplete"
+    shutil.copytree(directory, incomplete)
+    (weights,) = weight_files(incomplete)
+    tensors = load_file(weights)
+    del tensors["model.layers.0.mlp.up_proj.weight"]
+    save_file(tensors, weights, metadata={"format": "pt"})
     for source, error, message in (
+        (incomplete, ModelFilesError, r"lacks 1 weights, such as model\.layers\.0\.mlp\.up_proj\.weight"),
         (tmp_path / "not.gguf", ModelFilesError, "not a GGUF"),
         (tmp_path / "nowhere", ModelFilesError, "neither"),
-        (unknown, UnsupportedModel, "'bert'"),
+        (unknown, UnsupportedModel, "'mamba'"),
     ):
         with pytest.raises(error, match=message):
             convert(source, target, lambda stage, fraction: None)
