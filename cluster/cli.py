@@ -14,6 +14,7 @@ from cluster.commands.status import status
 from cluster.commands.up import up_command
 from cluster.console import error_console
 from cluster.errors import ClusterError
+from cluster.plugins import add_plugins, installed_plugins
 from cluster.process_kinds import PROCESS_KINDS
 from service_kit.errors import SettingsError
 
@@ -39,6 +40,7 @@ def make_app() -> typer.Typer:
     app.command("status")(status)
     app.command("scale")(scale)
     app.add_typer(models_app, name="models")
+    add_plugins(app, installed_plugins())
     return app
 
 

@@ -212,6 +212,7 @@ REPORT: dict[str, Any] = {
             "outstanding": {"sequences": 1},
         },
         {"id": "prefill-0", "role": "prefill", "state": "lost", "reason": "silent for 3 s"},
+        {"id": "prefill-1", "role": "prefill", "state": "left", "reason": "drained"},
     ],
     "links": [{"prefill": "prefill-0", "decode": "decode-0", "up": False, "reason": "other fingerprint"}],
 }
@@ -245,6 +246,7 @@ def test_status_shows_workers_and_broken_links(coordinator: str, capsys: pytest.
     rows = {line.split()[0]: line for line in text.splitlines() if line.startswith(("decode", "prefill"))}
     assert "17/90" in rows["decode-0"]
     assert "silent for 3 s" in rows["prefill-0"]
+    assert rows["prefill-1"].split()[2:4] == ["left", "drained"]
     assert "no link prefill-0 → decode-0: other fingerprint" in text
 
 
