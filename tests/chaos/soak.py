@@ -38,6 +38,7 @@ class Options:
     requests: int = 10_000
     at_once: int = 24
     cancel_share: float = 0.3
+    cancel_within_s: float = 0.4  # of a request's beginning; one that ended before is none
     kill_every_s: float = 20.0
     transport: str = "shm"
     seed: int = 1
@@ -140,7 +141,7 @@ async def _request(cluster: Cluster, options: Options, report: Report, number: i
         async with asyncio.timeout(REQUEST_S):
             generation = await cluster.submit(prompt, max_tokens=max_tokens)
             if cancelled:
-                asyncio.get_running_loop().call_later(rng.random() * 0.4, generation.cancel)
+                asyncio.get_running_loop().call_later(rng.random() * options.cancel_within_s, generation.cancel)
             async for batch in generation:
                 tokens += [token.token_id for token in batch.tokens]
             if generation.placement is not None and generation.placement.fallback is not None:
@@ -201,6 +202,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=Options.requests)
     parser.add_argument("--at-once", type=int, default=Options.at_once)
     parser.add_argument("--cancel-share", type=float, default=Options.cancel_share)
+    parser.add_argument("--cancel-within-s", type=float, default=Options.cancel_within_s)
     parser.add_argument("--kill-every-s", type=float, default=Options.kill_every_s)
     parser.add_argument("--transport", choices=("zmq", "zmq-ipc", "shm", "ucx"), default=Options.transport)
     parser.add_argument("--seed", type=int, default=Options.seed)

@@ -58,8 +58,9 @@ async def test_chaos_sample(transport: str, cell: Cell, shared: SharedCluster, r
 
 async def test_a_short_soak(tmp_path: Path) -> None:
     """Cancels and two kills; memory is not judged in so short a time."""
-    report = await soak(tmp_path, Options(requests=400, at_once=16, kill_every_s=3.0, transport="zmq"))
+    report = await soak(tmp_path, Options(requests=400, at_once=16, cancel_within_s=0.1, kill_every_s=2.0, transport="zmq"))
+    print(report.summary())
     report.memory.clear()
     assert failures(report) == []
-    assert report.ends["text"] > 200
-    assert report.ends["cancelled"] > 40
+    assert report.ends["text"] > 200, report.ends
+    assert report.ends["cancelled"] > 20, report.ends
