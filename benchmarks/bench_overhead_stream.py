@@ -9,29 +9,23 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
-import signal
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import psutil
 from tokenizers import Tokenizer
 
-_ROOT = Path(__file__).resolve().parent.parent
-_START_S = 120.0
-_STOP_S = 40.0
+from benchmarks.topologies.running import Place, started
+from benchmarks.topologies.server_process import ServerProcess
+from benchmarks.topologies.spec import Kvrelay
+
 _ALL_STREAM_S = 60.0
 _STEP_S = 0.01  # of the fake decode worker: what it offers is far above what one core streams
 _LEAD_IN_S = 2.0
 _MAX_TOKENS = 3000
+_SERVED_MODEL = "fake"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,74 +38,39 @@ class StreamRate:
 def stream_rate(model: Path, clients: int, seconds: float, cores: list[int]) -> StreamRate:
     """
     Raises:
-        RuntimeError: the cluster did not come up, or did not stream to all clients.
+        RuntimeError: not all clients were streamed to.
+        TopologyFailed: the cluster did not come up.
     """
-    own, others = cores[0], cores[1:] or cores
     before = os.sched_getaffinity(0)
     with tempfile.TemporaryDirectory(prefix="kvrelay-bench-") as folder:
-        with _cluster(model, Path(folder), own, others, clients) as (url, process):
-            os.sched_setaffinity(0, others)
-            try:
-                coordinator = _coordinator(process)
-                return asyncio.run(_measure(url, model, clients, seconds, coordinator))
-            finally:
-                os.sched_setaffinity(0, before)
+        place = Place(model, {}, cores, {**os.environ, "XDG_RUNTIME_DIR": folder}, Path(folder))
+        try:
+            return asyncio.run(_measure(_topology(clients, len(cores)), place, clients, seconds))
+        finally:
+            os.sched_setaffinity(0, before)
 
 
-@contextmanager
-def _cluster(
-    model: Path, folder: Path, own: int, others: list[int], clients: int
-) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    rest = ",".join(str(core) for core in others)
-    settings = {
-        "model_dir": model,
-        "runner": "fake",
-        "served_model": "fake",
-        "fake_step_s": _STEP_S,
-        "max_num_sequences": clients + 8,
-        "max_batched_tokens": max(512, clients + 8),
-        "num_blocks": 2 * clients * (_MAX_TOKENS // 64 + 2),
-        "block_size": 64,
-        "log_level": "warning",
-    }
-    variables = {f"KVRELAY_{name.upper()}": str(value) for name, value in settings.items()}
-    said, log = folder / "out", folder / "log"
-    arguments = ["--port", "0", "--policy", "never", "--coordinator-cpus", str(own)]
-    arguments += ["--prefill-cpus", rest, "--decode-cpus", rest]
-    with said.open("w") as out, log.open("w") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "cluster.cli", "up", *arguments],
-            cwd=_ROOT,
-            env={**os.environ, "XDG_RUNTIME_DIR": str(folder), **variables},
-            stdout=out,
-            stderr=errors,
-        )
-    try:
-        yield _url(process, said, log), process
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def _url(process: subprocess.Popen[bytes], said: Path, log: Path) -> str:
-    deadline = time.monotonic() + _START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        if found := re.search(r"ready: (http://\S+)", said.read_text()):
-            return found[1]
-        time.sleep(0.1)
-    raise RuntimeError(f"the cluster did not come up: {log.read_text()[-2000:]}")
-
-
-def _coordinator(up: subprocess.Popen[bytes]) -> psutil.Process:
-    for child in psutil.Process(up.pid).children(recursive=True):
-        if any(part.startswith("coordinator") for part in child.cmdline()[1:]):
-            return child
-    raise RuntimeError("no coordinator among the processes of the cluster")
+def _topology(clients: int, num_cores: int) -> Kvrelay:
+    rest = ",".join(str(position) for position in range(1, num_cores)) or "0"
+    return Kvrelay(
+        name="streaming",
+        title="a coordinator on a core of its own",
+        prefill=1,
+        decode=1,
+        policy="never",
+        prefill_cpus=rest,
+        decode_cpus=rest,
+        coordinator_cpus="0",
+        settings={
+            "runner": "fake",
+            "served_model": _SERVED_MODEL,
+            "fake_step_s": _STEP_S,
+            "max_num_sequences": clients + 8,
+            "max_batched_tokens": max(512, clients + 8),
+            "num_blocks": 2 * clients * (_MAX_TOKENS // 64 + 2),
+            "block_size": 64,
+        },
+    )
 
 
 class _Counter(asyncio.Protocol):
@@ -132,15 +91,18 @@ class _Counter(asyncio.Protocol):
         self.events += data.count(b"data: {")
 
 
-def _given(counter: _Counter) -> _Counter:
-    return counter
+async def _measure(topology: Kvrelay, place: Place, clients: int, seconds: float) -> StreamRate:
+    async with started(topology, place, topology.name) as running:
+        assert running.process is not None
+        os.sched_setaffinity(0, place.cpus[1:] or place.cpus)  # the clients; the cluster's processes have their own
+        return await _count(running.target.url, running.process, place.model_dir, clients, seconds)
 
 
-async def _measure(url: str, model: Path, clients: int, seconds: float, coordinator: psutil.Process) -> StreamRate:
+async def _count(url: str, cluster: ServerProcess, model: Path, clients: int, seconds: float) -> StreamRate:
     address = urlsplit(url)
     token_id = Tokenizer.from_file(str(model / "tokenizer.json")).encode(" the", add_special_tokens=False).ids[0]
     body = {
-        "model": "fake",
+        "model": _SERVED_MODEL,
         "max_tokens": _MAX_TOKENS,
         "ignore_eos": True,
         "stream": True,
@@ -153,8 +115,9 @@ async def _measure(url: str, model: Path, clients: int, seconds: float, coordina
         text = json.dumps({**body, "prompt": [token_id, 100 + number, 7]}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-type: application/json\r\n"
         request = f"{head}content-length: {len(text)}\r\n\r\n".encode() + text
-        counter = _Counter(request)
-        await loop.create_connection(partial(_given, counter), address.hostname or "127.0.0.1", address.port or 80)
+        _, counter = await loop.create_connection(
+            partial(_Counter, request), address.hostname or "127.0.0.1", address.port or 80
+        )
         counters.append(counter)
     deadline = loop.time() + _ALL_STREAM_S
     while any(counter.events < 2 for counter in counters):
@@ -163,13 +126,9 @@ async def _measure(url: str, model: Path, clients: int, seconds: float, coordina
             raise RuntimeError(f"{len(silent)} of {clients} clients got no tokens; one was answered {silent[0].status!r}")
         await asyncio.sleep(0.05)
     await asyncio.sleep(_LEAD_IN_S)
-    events, cpu_s, started = sum(counter.events for counter in counters), _cpu_s(coordinator), loop.time()
+    events, cpu_s, began = sum(counter.events for counter in counters), cluster.cpu_s(), loop.time()
     await asyncio.sleep(seconds)
-    spent = loop.time() - started
-    tokens, used_s = sum(counter.events for counter in counters) - events, _cpu_s(coordinator) - cpu_s
+    spent = loop.time() - began
+    tokens = sum(counter.events for counter in counters) - events
+    used_s = cluster.cpu_s()["coordinator"] - cpu_s["coordinator"]
     return StreamRate(tokens / spent, tokens / used_s, used_s / spent)
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)

@@ -45,6 +45,17 @@ class Outcome:
         self.failed.append(reason)
 
 
+def opened_handoff() -> tuple[HandoffClient, SlowLink, Outcome]:
+    """A hand-off of one block that D has opened."""
+    layout = fake_layout(16)
+    link, outcome = SlowLink(), Outcome()
+    client = HandoffClient(memoryview(bytearray(layout.block_bytes)), layout, outcome, lambda: 0.0)
+    ticket = HandoffTicket(HANDOFF, WorkerId("decode-0"), Incarnation("d"), 1, (BlockId(0),), 0, 30.0)
+    client.start(REQUEST, ticket, link)  # type: ignore[arg-type]
+    client.on_handoff_message(link, HandoffOpened(HANDOFF))  # type: ignore[arg-type]
+    return client, link, outcome
+
+
 async def test_a_failing_checksum_waits_for_the_put(monkeypatch: pytest.MonkeyPatch) -> None:
     """1. A put is under way. 2. The checksums beside it fail. 3. D is told and P frees its blocks only behind the put."""
 
@@ -52,12 +63,7 @@ async def test_a_failing_checksum_waits_for_the_put(monkeypatch: pytest.MonkeyPa
         raise MemoryError("no checksum")
 
     monkeypatch.setattr(handoff_client, "checksums_off_loop", broken)
-    layout = fake_layout(16)
-    link, outcome = SlowLink(), Outcome()
-    client = HandoffClient(memoryview(bytearray(layout.block_bytes)), layout, outcome, lambda: 0.0)
-    ticket = HandoffTicket(HANDOFF, WorkerId("decode-0"), Incarnation("d"), 1, (BlockId(0),), 0, 30.0)
-    client.start(REQUEST, ticket, link)  # type: ignore[arg-type]
-    client.on_handoff_message(link, HandoffOpened(HANDOFF))  # type: ignore[arg-type]
+    client, link, outcome = opened_handoff()
     client.blocks_computed(REQUEST, 16, (BlockId(0),))
     for _ in range(5):
         await asyncio.sleep(0)
@@ -76,12 +82,7 @@ async def test_a_failing_checksum_waits_for_the_put(monkeypatch: pytest.MonkeyPa
 
 async def test_D_that_did_not_hear_the_end_is_told_again() -> None:
     """1. A hand-off is cancelled; D is told once. 2. D, which did not hear, asks. 3. It is told again: nothing writes."""
-    layout = fake_layout(16)
-    link, outcome = SlowLink(), Outcome()
-    client = HandoffClient(memoryview(bytearray(layout.block_bytes)), layout, outcome, lambda: 0.0)
-    ticket = HandoffTicket(HANDOFF, WorkerId("decode-0"), Incarnation("d"), 1, (BlockId(0),), 0, 30.0)
-    client.start(REQUEST, ticket, link)  # type: ignore[arg-type]
-    client.on_handoff_message(link, HandoffOpened(HANDOFF))  # type: ignore[arg-type]
+    client, link, outcome = opened_handoff()
     client.cancel(REQUEST, "client left")
     assert [type(message) for message in link.sent].count(HandoffAbort) == 1
     client.on_handoff_message(link, HandoffCancel(HANDOFF, "has it stopped?"))  # type: ignore[arg-type]
@@ -92,12 +93,7 @@ async def test_D_that_did_not_hear_the_end_is_told_again() -> None:
 
 async def test_no_answer_while_a_put_is_under_way() -> None:
     """D asks whether it has stopped: not before the put has ended."""
-    layout = fake_layout(16)
-    link, outcome = SlowLink(), Outcome()
-    client = HandoffClient(memoryview(bytearray(layout.block_bytes)), layout, outcome, lambda: 0.0)
-    ticket = HandoffTicket(HANDOFF, WorkerId("decode-0"), Incarnation("d"), 1, (BlockId(0),), 0, 30.0)
-    client.start(REQUEST, ticket, link)  # type: ignore[arg-type]
-    client.on_handoff_message(link, HandoffOpened(HANDOFF))  # type: ignore[arg-type]
+    client, link, outcome = opened_handoff()
     client.blocks_computed(REQUEST, 16, (BlockId(0),))
     for _ in range(3):
         client.on_handoff_message(link, HandoffCancel(HANDOFF, "has it stopped?"))  # type: ignore[arg-type]
